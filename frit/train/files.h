@@ -13,4 +13,10 @@ std::string read_file(const std::filesystem::path& path);
 // Errors: frit::Error with the path and the system's reason; `path` is then as it was.
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 
+// Writes all bytes to an open descriptor; `path` is named in errors. Errors: frit::Error with the system's reason.
+void write_all(int fd, std::string_view bytes, const std::filesystem::path& path);
+
+// Makes renames and new names in a folder survive a power cut. Errors: frit::Error with the system's reason.
+void sync_directory(const std::filesystem::path& path);
+
 }  // namespace frit
