@@ -21,7 +21,8 @@ const nlohmann::json& goldens() {
 
 TEST(Bleu, TokensEqualSacreBleu) {
   ASSERT_GT(goldens()["tokenize"].size(), 400u);
-  for (const auto& g : goldens()["tokenize"]) EXPECT_EQ(tokenize_13a(g["line"].get<std::string>()), g["tokens"]) << g["line"];
+  for (const auto& g : goldens()["tokenize"])
+    EXPECT_EQ(tokenize_13a(g["line"].get<std::string>()), g["tokens"]) << g["line"];
 }
 
 TEST(Bleu, ScoresEqualSacreBleu) {
@@ -42,7 +43,9 @@ TEST(Bleu, ScoresEqualSacreBleu) {
   }
 }
 
-TEST(Bleu, SignatureIsSacreBleus) { EXPECT_EQ(kBleuSignature, goldens()["signature"]); }
+TEST(Bleu, SignatureIsSacreBleus) {
+  EXPECT_EQ(kBleuSignature, goldens()["signature"]);
+}
 
 TEST(Bleu, AddsUpInAnyOrder) {
   CorpusBleu a, b;
@@ -55,7 +58,9 @@ TEST(Bleu, AddsUpInAnyOrder) {
   EXPECT_EQ(CorpusBleu().score().score, 0);
 }
 
-TEST(Bleu, KeepsBytesThatAreNoUtf8) { EXPECT_EQ(tokenize_13a("\xff.\xc3 x\xe2\x80"), "\xff . \xc3 x\xe2\x80"); }
+TEST(Bleu, KeepsBytesThatAreNoUtf8) {
+  EXPECT_EQ(tokenize_13a("\xff.\xc3 x\xe2\x80"), "\xff . \xc3 x\xe2\x80");
+}
 
 TEST(Bleu, UnequalCountsAreAnError) {
   const std::vector<std::string> one = {"a"}, two = {"a", "b"};

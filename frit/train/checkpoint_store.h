@@ -51,7 +51,7 @@ struct CheckpointOptions {
   bool higher_is_better = false;  // direction of the metric: true for BLEU, false for a loss
   // Called before each change of the disk with its name ("write step...", "rename", ...). For tests: throwing stands
   // for a crash there; save() then leaves everything as a crash would.
-  std::function<void(std::string_view operation)> before_operation;
+  std::function<void(std::string_view operation)> before_operation = {};
 };
 
 // Layout: DIR/step-000123/{blobs..., manifest.json}. The manifest holds sizes and CRC-32C of the blobs and of itself,

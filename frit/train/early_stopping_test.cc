@@ -66,7 +66,8 @@ TEST(EarlyStopping, GoesOnFromItsState) {
 
 TEST(EarlyStopping, BadStateIsAnError) {
   EarlyStopping stop({});
-  for (const char* text : {"", "{}", "[]", R"({"best":"x","stalled":0})", R"({"best":1,"stalled":-1})", R"({"best":1})"})
+  for (const char* text :
+       {"", "{}", "[]", R"({"best":"x","stalled":0})", R"({"best":1,"stalled":-1})", R"({"best":1})"})
     EXPECT_THROW(stop.restore(text), Error) << text;
   EXPECT_THROW(EarlyStopping({.patience = -1}), std::invalid_argument);
   EXPECT_THROW(EarlyStopping({.min_delta = NAN}), std::invalid_argument);

@@ -19,7 +19,8 @@ TEST(Period, ReadsMariansUnits) {
 }
 
 TEST(Period, RefusesTheRest) {
-  for (const char* text : {"", "u", "e", "-5u", "-0u", "5x", "5 u", " 5u", "5uu", "5ut", "1.5u", "0.0001Kt", "inf", "nan", "1e5", "5Tt", "K", "5mt"})
+  for (const char* text : {"", "u", "e", "-5u", "-0u", "5x", "5 u", " 5u", "5uu", "5ut", "1.5u", "0.0001Kt", "inf",
+                           "nan", "1e5", "5Tt", "K", "5mt"})
     EXPECT_THROW(parse_period(text), std::invalid_argument) << text;
 }
 

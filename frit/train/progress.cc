@@ -118,18 +118,22 @@ std::string Progress::line() const {
   const ProgressState& s = last_;
   const double elapsed = s.time_s - first_.time_s, done = s.fraction - first_.fraction;
   const double eta = s.fraction >= 1 ? 0 : s.fraction >= 0 && done > 0 ? elapsed * (1 - s.fraction) / done : -1;
-  std::string numbers = fmt::format("step {} | epoch {:.2f}", format_count(s.updates), s.epoch);
-  if (s.loss) numbers += fmt::format(" | loss {:.3f}", *s.loss);
-  const std::string speed = fmt::format(" | {} tok/s", format_count(std::llround(rate_)));
-  const std::string left = s.fraction >= 0 ? fmt::format(" | ETA {}", format_duration(eta)) : "";
+  const std::string speed = fmt::format("{} tok/s", format_count(std::llround(rate_)));
   if (!options_.bar) {
-    if (s.learning_rate) numbers += fmt::format(" | lr {:.3g}", *s.learning_rate);
-    if (s.grad_norm) numbers += fmt::format(" | grad {:.3f}", *s.grad_norm);
-    numbers += speed;
-    if (s.fraction >= 0) numbers += fmt::format(" | {:.1f}%", 100 * s.fraction);
-    return numbers + fmt::format(" | {} elapsed", format_duration(elapsed)) + left;
+    std::string text = fmt::format("step {} | epoch {:.2f}", format_count(s.updates), s.epoch);
+    if (s.loss) text += fmt::format(" | loss {:.3f}", *s.loss);
+    if (s.learning_rate) text += fmt::format(" | lr {:.3g}", *s.learning_rate);
+    if (s.grad_norm) text += fmt::format(" | grad {:.3f}", *s.grad_norm);
+    text += " | " + speed;
+    if (s.fraction >= 0) text += fmt::format(" | {:.1f}%", 100 * s.fraction);
+    text += fmt::format(" | {} elapsed", format_duration(elapsed));
+    if (s.fraction >= 0) text += " | ETA " + format_duration(eta);
+    return text;
   }
-  numbers += speed + left;
+  std::string numbers = fmt::format("step {}  ep {:.1f}", format_count(s.updates), s.epoch);
+  if (s.loss) numbers += fmt::format("  loss {:.3f}", *s.loss);
+  numbers += "  " + speed;
+  if (s.fraction >= 0) numbers += "  ETA " + format_duration(eta);
   // One column stays free: writing into the last one wraps on some terminals.
   const int room = options_.columns - 1;
   std::string front;

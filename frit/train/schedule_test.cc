@@ -17,7 +17,8 @@ std::string error_of(auto&& call) {
 }
 
 TEST(Schedule, WarmUpIsLinearAndEndsAtThePeak) {
-  for (auto kind : {ScheduleKind::kConstant, ScheduleKind::kLinear, ScheduleKind::kCosine, ScheduleKind::kInverseSqrt}) {
+  for (auto kind :
+       {ScheduleKind::kConstant, ScheduleKind::kLinear, ScheduleKind::kCosine, ScheduleKind::kInverseSqrt}) {
     const Schedule s{.kind = kind, .peak = 2e-3, .warmup_steps = 100, .total_steps = 1000};
     check_schedule(s);
     EXPECT_DOUBLE_EQ(learning_rate(s, 1), 2e-5);
@@ -79,9 +80,7 @@ TEST(Schedule, BadValuesAreErrors) {
   EXPECT_NE(error_of([] { check_schedule({.peak = NAN}); }), "");
   EXPECT_NE(error_of([] { check_schedule({.peak = 1, .floor = 2}); }), "");
   EXPECT_NE(error_of([] { check_schedule({.warmup_steps = -1}); }), "");
-  EXPECT_NE(error_of([] {
-              check_schedule({.kind = ScheduleKind::kCosine, .warmup_steps = 10, .total_steps = 10});
-            }),
+  EXPECT_NE(error_of([] { check_schedule({.kind = ScheduleKind::kCosine, .warmup_steps = 10, .total_steps = 10}); }),
             "");
 }
 
