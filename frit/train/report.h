@@ -10,7 +10,7 @@
 namespace frit {
 
 struct ReportInput {
-  std::string title;  // heading; the run's name
+  std::string title = {};  // heading; the run's name
   std::span<const MetricsEntry> entries;
   std::string_view configuration;  // shown as it is; may be empty
   std::string_view note;           // one sentence under the heading; may be empty
