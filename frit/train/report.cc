@@ -113,15 +113,17 @@ std::vector<Point> smooth(const std::vector<Point>& points) {
   for (int64_t i = 0; i < n; ++i) sums[i + 1] = sums[i] + points[i].value;
   std::vector<Point> result = points;
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t reach = std::min({half, i, n - 1 - i});
-    result[i].value = (sums[i + reach + 1] - sums[i - reach]) / static_cast<double>(2 * reach + 1);
+    // Towards the ends the window narrows to a third, and then only from the outside, so that the ends are not noise.
+    const int64_t reach = std::max(std::min({half, i, n - 1 - i}), half / 3);
+    const int64_t begin = std::max<int64_t>(0, i - reach), end = std::min(n, i + reach + 1);
+    result[i].value = (sums[end] - sums[begin]) / static_cast<double>(end - begin);
   }
   return result;
 }
 
 // ---- charts --------------------------------------------------------------------------------------------------------
 
-constexpr double kWidth = 620, kHeight = 270, kLeft = 54, kRight = 14, kTop = 12, kBottom = 40;
+constexpr double kWidth = 620, kHeight = 270, kLeft = 54, kRight = 18, kTop = 12, kBottom = 40;
 
 struct Axis {
   double low, high;
@@ -297,30 +299,28 @@ std::string tiles_html(std::span<const MetricsEntry> entries) {
   const auto get = [&](MetricsKind kind, std::optional<double> MetricsEntry::*field) {
     return series_of(entries, kind, field, "", "");
   };
-  const auto at_step = [](const Point& p) { return "at step " + format_count(static_cast<int64_t>(p.step)); };
+  const auto at_step = [](const Point& p) { return "best, at step " + format_count(static_cast<int64_t>(p.step)); };
   std::string html;
   const Series bleu = get(MetricsKind::kValid, &MetricsEntry::bleu);
   if (const Point* p = best_point(bleu, true)) {
     html +=
-        tile("Best BLEU", fmt::format("{:.2f}", p->value),
+        tile("BLEU", fmt::format("{:.2f}", p->value),
              at_step(*p) + (p == &bleu.points.back() ? "" : fmt::format(", last {:.2f}", bleu.points.back().value)));
   }
   const Series valid = get(MetricsKind::kValid, &MetricsEntry::loss);
   if (const Point* p = best_point(valid, false)) {
     html +=
-        tile("Best validation loss", fmt::format("{:.4f}", p->value),
+        tile("Validation loss", fmt::format("{:.4f}", p->value),
              at_step(*p) + (p == &valid.points.back() ? "" : fmt::format(", last {:.4f}", valid.points.back().value)));
   }
   const Series ppl = get(MetricsKind::kValid, &MetricsEntry::ppl);
-  if (const Point* p = best_point(ppl, false))
-    html += tile("Best perplexity", fmt::format("{:.4g}", p->value), at_step(*p));
+  if (const Point* p = best_point(ppl, false)) html += tile("Perplexity", fmt::format("{:.4g}", p->value), at_step(*p));
   const Series train = get(MetricsKind::kTrain, &MetricsEntry::loss);
   if (!train.points.empty()) {
     const auto mean = smooth(train.points);
     const Point& p =
         train.points.size() > 100 ? mean[mean.size() - 1 - train.points.size() / 100] : train.points.back();
-    html += tile("Training loss", fmt::format("{:.4f}", p.value),
-                 train.points.size() > 100 ? "mean of the last fiftieth" : at_step(p));
+    html += tile("Training loss", fmt::format("{:.4f}", p.value), train.points.size() > 100 ? "recent mean" : "last");
   }
   int64_t step = 0, tokens = 0;
   double epoch = 0, time_s = 0;
@@ -338,7 +338,7 @@ std::string tiles_html(std::span<const MetricsEntry> entries) {
     const auto middle = speed.points.begin() + static_cast<std::ptrdiff_t>(speed.points.size() / 2);
     std::nth_element(speed.points.begin(), middle, speed.points.end(),
                      [](const Point& a, const Point& b) { return a.value < b.value; });
-    html += tile("Speed", format_count(std::llround(middle->value)), "target tokens/s, median");
+    html += tile("Speed", format_count(std::llround(middle->value)), "tokens/s, median");
   }
   return html;
 }
@@ -440,7 +440,7 @@ header p{margin:4px 0 0;color:var(--soft)}
 h2{font-size:17px;font-weight:650;margin:34px 0 12px}
 h3{font-size:14px;font-weight:600;margin:0}
 small{font-size:12px;color:var(--faint)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin-bottom:14px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(138px,1fr));gap:12px;margin-bottom:14px}
 .tile{background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:12px 14px;display:flex;flex-direction:column}
 .tile span{font-size:12.5px;color:var(--soft)}
 .tile b{font-size:24px;font-weight:620;line-height:1.3;letter-spacing:-.01em}

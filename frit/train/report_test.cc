@@ -79,10 +79,10 @@ TEST(Report, HoldsAllParts) {
   for (const char* title : {"Loss", "BLEU", "Perplexity", "Learning rate", "Gradient norm", "Speed"})
     EXPECT_EQ(count(html, std::string("<h3>") + title + "</h3>"), 1u) << title;
   EXPECT_EQ(count(html, "<svg"), 6u);
-  EXPECT_NE(html.find("<b>20.00</b><small>at step 1,000</small>"), std::string::npos);              // best BLEU
-  EXPECT_NE(html.find("<b>0.3154</b><small>at step 800, last 1.0922</small>"), std::string::npos);  // best loss
+  EXPECT_NE(html.find("<b>20.00</b><small>best, at step 1,000</small>"), std::string::npos);              // best BLEU
+  EXPECT_NE(html.find("<b>0.3154</b><small>best, at step 800, last 1.0922</small>"), std::string::npos);  // best loss
   EXPECT_NE(html.find("<b>100k</b><small>seen in training</small>"), std::string::npos);
-  EXPECT_NE(html.find("<b>5,000</b><small>target tokens/s, median</small>"), std::string::npos);
+  EXPECT_NE(html.find("<b>5,000</b><small>tokens/s, median</small>"), std::string::npos);
   EXPECT_NE(html.find("Test BLEU is flattered."), std::string::npos);
   EXPECT_NE(html.find("hypothesis 200"), std::string::npos);
   EXPECT_NE(html.find("hypothesis 1000"), std::string::npos);
