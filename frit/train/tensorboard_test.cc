@@ -22,6 +22,17 @@ TEST(Crc32c, EqualsPublishedValues) {
   EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62A8AB43u);
 }
 
+TEST(Crc32c, TablesEqualTheInstruction) {
+  std::string text;
+  for (int i = 0; i < 300; ++i) {
+    const auto bytes = std::as_bytes(std::span(text));
+    EXPECT_EQ(crc32c_by_tables(bytes, 7u * static_cast<uint32_t>(i)), crc32c(bytes, 7u * static_cast<uint32_t>(i)))
+        << i;
+    text += static_cast<char>(i * 37);
+  }
+  EXPECT_EQ(crc32c_by_tables(std::as_bytes(std::span(std::string_view("123456789")))), 0xE3069283u);
+}
+
 TEST(Crc32c, PiecesAddUp) {
   std::string text;
   for (int i = 0; i < 100; ++i) text += static_cast<char>(i * 37);
