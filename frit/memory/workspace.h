@@ -1,7 +1,9 @@
 // Parameters, gradients and optimizer state: each one block, every parameter a named slice of it.
 #pragma once
+#include <bit>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,7 +24,23 @@ const char* name_of(Precision precision);  // "fp32", "bf16-master", "bf16-stoch
 // Errors: frit::Error with the four names if `name` is none of them.
 Precision parse_precision(std::string_view name);
 // The dtype of parameters and activations.
-constexpr DType compute_dtype(Precision p) { return p == Precision::kF32 ? DType::kF32 : DType::kBF16; }
+constexpr DType compute_dtype(Precision p) {
+  return p == Precision::kF32 ? DType::kF32 : DType::kBF16;
+}
+
+// An fp32 number in two halves: the bf16 nearest to it (halves rounded away from zero) and its own low 16 bits. Joined,
+// they are the number, bit for bit: rounding up is undone where the low half's top bit says that it happened.
+struct SplitFloat {
+  uint16_t high, low;
+};
+constexpr SplitFloat split_float(float value) {
+  const uint32_t u = std::bit_cast<uint32_t>(value);
+  return {static_cast<uint16_t>((u + 0x8000u) >> 16), static_cast<uint16_t>(u)};
+}
+constexpr float join_float(SplitFloat split) {
+  const uint32_t high = static_cast<uint32_t>(split.high) - (split.low >> 15);
+  return std::bit_cast<float>(high << 16 | split.low);
+}
 
 // Where each parameter lies, in elements from the block's start; the same layout serves every block whatever its dtype.
 // Matrices (rank 2 and more) come first and the rest after decay_end(), so that weight decay needs one boundary.
@@ -34,12 +52,13 @@ class ParameterLayout {
     int64_t offset = 0;
   };
   // A parameter with 256-byte alignment in fp32 blocks (64 elements; in 16-bit blocks 128 bytes at least).
-  // Errors: std::invalid_argument if the name is taken or the layout is already in use by a Workspace.
+  // Errors: std::invalid_argument if the name is taken, the shape has no elements, or the layout is finished.
   void add(std::string name, Shape shape);
   // Several parameters of one trailing shape, one behind the other with no gap, so that group(name) views them as one
-  // matrix or vector: members' dimension 0 adds up. Members keep their own names.
+  // matrix or vector: members' dimension 0 adds up. Members keep their own names. Group names are apart from parameter
+  // names.
   void add_group(std::string group, std::vector<std::pair<std::string, Shape>> members);
-  // Fixes the offsets. No add() after it.
+  // Fixes the offsets. No add() after it; a second call does nothing. A Workspace does it to its own copy.
   void finish();
 
   const std::vector<Slice>& slices() const { return slices_; }  // in block order
@@ -55,6 +74,7 @@ class ParameterLayout {
     std::string group;  // empty for a parameter on its own
     std::vector<std::pair<std::string, Shape>> members;
   };
+  void add_entry(Entry entry);
   std::vector<Entry> entries_;
   std::vector<Slice> slices_, groups_;
   std::map<std::string, int64_t, std::less<>> index_, group_index_;
@@ -66,9 +86,9 @@ class ParameterLayout {
 class Workspace {
  public:
   // training false: parameters alone. moments: Adam 2, SGD with momentum 1. gradient_dtype: kF32 when micro-batches
-  // accumulate, else the compute dtype.
-  Workspace(ParameterLayout layout, Precision precision, bool training, int moments = 2, DType gradient_dtype = DType::kF32);
-  ~Workspace();
+  // accumulate, else the compute dtype. Errors: std::invalid_argument for other counts or dtypes.
+  Workspace(ParameterLayout layout, Precision precision, bool training, int moments = 2,
+            DType gradient_dtype = DType::kF32);
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
@@ -90,7 +110,8 @@ class Workspace {
   Tensor residual() const { return residual_; }  // 16 bits an element kept as bf16, kBF16Residual
   int64_t bytes() const { return bytes_; }       // of all blocks
 
-  // Sets parameter `name` from fp32 values, master or residual included. Errors: if the count differs.
+  // Sets parameter `name` from fp32 values, master or residual included. Errors: std::invalid_argument if the
+  // count differs.
   void set(std::string_view name, const float* values, int64_t count);
   // The fp32 value of parameter `name`: from the master or with the residual where there is one.
   void get(std::string_view name, float* values, int64_t count) const;
@@ -101,7 +122,7 @@ class Workspace {
   Precision precision_;
   bool training_;
   Tensor parameters_, gradients_, moment1_, moment2_, master_, residual_;
-  std::vector<void*> owned_;
+  std::vector<std::unique_ptr<void, void (*)(void*)>> owned_;
   int64_t bytes_ = 0;
 };
 

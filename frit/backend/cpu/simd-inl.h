@@ -1,0 +1,127 @@
+// What CPU operators share inside a Highway target: loads and stores of fp32 and bf16 as fp32 vectors with safe tails,
+// reductions, and dropout masks. Include it inside the foreach_target part of an operator's cpu.cc, after
+// hwy/foreach_target.h (per-target include guard below).
+#if defined(FRIT_BACKEND_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FRIT_BACKEND_CPU_SIMD_INL_H_
+#undef FRIT_BACKEND_CPU_SIMD_INL_H_
+#else
+#define FRIT_BACKEND_CPU_SIMD_INL_H_
+#endif
+
+#include <hwy/contrib/math/math-inl.h>
+#include <hwy/highway.h>
+
+#include "frit/core/philox.h"
+#include "frit/core/tensor.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace frit::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using VF = hn::Vec<DF>;
+using DU32 = hn::RebindToUnsigned<DF>;
+using DU16Half = hn::Rebind<uint16_t, DF>;
+
+HWY_INLINE size_t lanes() { return hn::Lanes(DF()); }
+
+// Full vectors of lanes() elements.
+HWY_INLINE VF load(const float* p) { return hn::LoadU(DF(), p); }
+HWY_INLINE VF load(const bfloat16* p) {
+  const auto half = hn::LoadU(DU16Half(), reinterpret_cast<const uint16_t*>(p));
+  return hn::BitCast(DF(), hn::ShiftLeft<16>(hn::PromoteTo(DU32(), half)));
+}
+HWY_INLINE void store(VF v, float* p) { hn::StoreU(v, DF(), p); }
+// Rounds to nearest even; NaN stays NaN.
+HWY_INLINE void store(VF v, bfloat16* p) {
+  const DU32 du;
+  const auto u = hn::BitCast(du, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1u));
+  const auto rounded = hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fffu)));
+  const auto nan = hn::Or(u, hn::Set(du, 0x400000u));
+  const auto bits = hn::ShiftRight<16>(hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), nan, rounded));
+  const hn::RebindToSigned<DU32> di;
+  hn::StoreU(hn::DemoteTo(DU16Half(), hn::BitCast(di, bits)), DU16Half(), reinterpret_cast<uint16_t*>(p));
+}
+
+// The first n < lanes() elements; missing lanes are `fill` (loads) or left alone in memory (stores).
+template <typename T> HWY_INLINE VF load_n(const T* p, size_t n, float fill = 0.0f) {
+  HWY_ALIGN float lane[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(hn::Set(DF(), fill), DF(), lane);
+  for (size_t i = 0; i < n; ++i) lane[i] = static_cast<float>(p[i]);
+  return hn::Load(DF(), lane);
+}
+template <typename T> HWY_INLINE void store_n(VF v, T* p, size_t n) {
+  HWY_ALIGN float lane[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(v, DF(), lane);
+  for (size_t i = 0; i < n; ++i) p[i] = T(lane[i]);
+}
+
+// Calls body(vector_of(i), i, n) over [0, cols) in steps of lanes(): n == lanes() but in the tail. body gets the index and the
+// count; use load_any / store_any with them.
+template <typename T> HWY_INLINE VF load_any(const T* p, size_t n, float fill = 0.0f) {
+  return n == lanes() ? load(p) : load_n(p, n, fill);
+}
+template <typename T> HWY_INLINE void store_any(VF v, T* p, size_t n) {
+  if (n == lanes())
+    store(v, p);
+  else
+    store_n(v, p, n);
+}
+template <typename Body> HWY_INLINE void for_columns(size_t cols, Body&& body) {
+  const size_t step = lanes();
+  size_t i = 0;
+  for (; i + step <= cols; i += step) body(i, step);
+  if (i < cols) body(i, cols - i);
+}
+
+HWY_INLINE float sum_of_lanes(VF v) { return hn::GetLane(hn::SumOfLanes(DF(), v)); }
+HWY_INLINE float max_of_lanes(VF v) { return hn::GetLane(hn::MaxOfLanes(DF(), v)); }
+
+// Dropout factors of one row, eight columns a Philox block: writes 0 or scale for columns [0, cols) of `row` to factors.
+// factors must have room for cols rounded up to kFactorBlock. The same masks as Dropout::keep.
+constexpr size_t kFactorBlock = 8 * (HWY_MAX_BYTES / 8);
+HWY_INLINE void dropout_factors(const Dropout& dropout, int64_t row, uint32_t head, size_t cols, float* factors) {
+  // Each 64-bit lane runs one Philox block, so that a 32x32 -> 64 product is one instruction.
+  const hn::ScalableTag<uint64_t> du64;
+  using V64 = hn::Vec<decltype(du64)>;
+  const hn::Repartition<uint32_t, decltype(du64)> du32;
+  const size_t blocks_at_once = hn::Lanes(du64);
+  const auto low = hn::Set(du64, 0xffffffffull);
+  const V64 m0 = hn::Set(du64, kPhiloxM0), m1 = hn::Set(du64, kPhiloxM1);
+  const V64 start1 = hn::Set(du64, static_cast<uint32_t>(row)), start2 = hn::Set(du64, head | dropout.stream << 16),
+            start3 = hn::Set(du64, dropout.site);
+  const float scale = dropout.scale();
+  const uint32_t threshold = dropout.threshold();
+  HWY_ALIGN uint64_t words[2][HWY_MAX_BYTES / sizeof(uint64_t)];
+  const auto product = [&](V64 a, V64 b) { return hn::MulEven(hn::BitCast(du32, a), hn::BitCast(du32, b)); };
+  for (size_t block = 0; block * 8 < cols; block += blocks_at_once) {
+    V64 c0 = hn::Iota(du64, block), c1 = start1, c2 = start2, c3 = start3;
+    uint32_t k0 = dropout.key.k0, k1 = dropout.key.k1;
+    for (int round = 0; round < 10; ++round) {
+      const V64 p0 = product(m0, c0), p1 = product(m1, c2);
+      const V64 n0 = hn::Xor(hn::Xor(hn::ShiftRight<32>(p1), c1), hn::Set(du64, k0));
+      const V64 n2 = hn::Xor(hn::Xor(hn::ShiftRight<32>(p0), c3), hn::Set(du64, k1));
+      c1 = hn::And(p1, low), c3 = hn::And(p0, low), c0 = n0, c2 = n2;
+      k0 += kPhiloxW0, k1 += kPhiloxW1;
+    }
+    hn::Store(hn::Or(c0, hn::ShiftLeft<32>(c1)), du64, words[0]);
+    hn::Store(hn::Or(c2, hn::ShiftLeft<32>(c3)), du64, words[1]);
+    for (size_t b = 0; b < blocks_at_once; ++b) {
+      float* out = factors + (block + b) * 8;
+      const uint64_t pair[2] = {words[0][b], words[1][b]};
+      const hn::FixedTag<uint16_t, 4> quarter;
+      for (int h = 0; h < 2; ++h) {
+        const auto bits = hn::PromoteTo(hn::FixedTag<uint32_t, 4>(), hn::LoadU(quarter, reinterpret_cast<const uint16_t*>(&pair[h])));
+        const hn::FixedTag<float, 4> d4;
+        const hn::FixedTag<int32_t, 4> di4;
+        const auto keep = hn::Gt(hn::BitCast(di4, bits), hn::Set(di4, static_cast<int32_t>(threshold) - 1));
+        hn::StoreU(hn::IfThenElseZero(hn::RebindMask(d4, keep), hn::Set(d4, scale)), d4, out + 4 * h);
+      }
+    }
+  }
+}
+
+}  // namespace frit::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif
