@@ -255,14 +255,14 @@ void flash_forward(const AttentionCall& call, int64_t sequence, int64_t head, in
         const VF shifted = hn::Set(df, now);
         VF sum = hn::Zero(df);
         masked_row(n, width, row, [&](size_t i, auto mask) {
-          VF e = hn::IfThenElseZero(mask, exp_bounded(hn::Sub(hn::LoadU(df, row + i), shifted)));
+          VF e = hn::IfThenElseZero(mask, exp_fast(hn::Sub(hn::LoadU(df, row + i), shifted)));
           sum = hn::Add(sum, e);
           if (call.dropout.active()) e = hn::IfThenElseZero(mask, hn::Mul(e, hn::LoadU(df, factor + i)));
           hn::StoreU(e, df, row + i);
         });
         if (n == 0) continue;
         if (kb > 0 && now != old) {
-          const VF shrink = exp_bounded(hn::Set(df, old - now));
+          const VF shrink = exp_fast(hn::Set(df, old - now));
           float* acc = o + (qb + r) * dp;
           for (size_t i = 0; i < d_vectors; i += lanes())
             hn::StoreU(hn::Mul(hn::LoadU(df, acc + i), shrink), df, acc + i);
@@ -345,7 +345,7 @@ void flash_backward(const AttentionCall& call, int64_t sequence, int64_t head, f
         const size_t n = visible(r);
         const VF row_lse = hn::Set(df, lse[r]), row_delta = hn::Set(df, delta[r]);
         masked_row(n, width, prow, [&](size_t i, auto mask) {
-          const VF e = exp_bounded(hn::Sub(hn::LoadU(df, prow + i), row_lse));
+          const VF e = exp_fast(hn::Sub(hn::LoadU(df, prow + i), row_lse));
           VF g = hn::LoadU(df, dsrow + i), dropped = e;
           if (call.dropout.active()) {
             const VF f = hn::LoadU(df, factor + i);
