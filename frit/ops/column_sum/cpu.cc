@@ -58,14 +58,22 @@ HWY_EXPORT(add_partials_bf16);
 int64_t partial_sum_pieces(int64_t rows) { return std::clamp<int64_t>(rows / 32, 1, 32); }
 
 void add_partial_sums(Context& context, const Tensor& partials, bool accumulate, const Tensor& y) {
+  add_partial_sums(context, partials, accumulate, y, Tensor());
+}
+
+void add_partial_sums(Context& context, const Tensor& partials, bool accumulate, const Tensor& y, const Tensor& z) {
   if (context.planning()) return;
-  const int64_t pieces = partials.dim(0), cols = partials.dim(1);
+  const int64_t pieces = partials.dim(0), stride = partials.dim(1), cols = y.numel();
   // Pieces of whole vectors of any target, so that a column's place in a vector never changes its sum.
   context.pool().parallel_for(cols, 1024, [&](int64_t from, int64_t to, int) {
-    if (y.dtype() == DType::kF32)
-      HWY_DYNAMIC_DISPATCH(add_partials_f32)(partials.data<float>(), pieces, cols, from, to, accumulate, y.data<float>());
-    else
-      HWY_DYNAMIC_DISPATCH(add_partials_bf16)(partials.data<float>(), pieces, cols, from, to, accumulate, y.data<bfloat16>());
+    for (int i = 0; i < (z.defined() ? 2 : 1); ++i) {
+      const Tensor& out = i == 0 ? y : z;
+      const float* sums = partials.data<float>() + i * cols;
+      if (out.dtype() == DType::kF32)
+        HWY_DYNAMIC_DISPATCH(add_partials_f32)(sums, pieces, stride, from, to, accumulate, out.data<float>());
+      else
+        HWY_DYNAMIC_DISPATCH(add_partials_bf16)(sums, pieces, stride, from, to, accumulate, out.data<bfloat16>());
+    }
   });
 }
 

@@ -11,6 +11,8 @@ int64_t partial_sum_pieces(int64_t rows);
 
 // y (+)= sum over partials' rows, in order. partials f32 [pieces, cols]; y [cols] f32 or bf16. 1 parallel region.
 void add_partial_sums(Context& context, const Tensor& partials, bool accumulate, const Tensor& y);
+// The same for two results at once: partials f32 [pieces, 2 * cols], y's columns before z's. 1 parallel region.
+void add_partial_sums(Context& context, const Tensor& partials, bool accumulate, const Tensor& y, const Tensor& z);
 
 void column_sum_cpu(Context& context, const Tensor& x, bool accumulate, const Tensor& y);
 
