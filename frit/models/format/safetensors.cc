@@ -248,7 +248,8 @@ ModelTensors::ModelTensors(const std::string& directory) {
     const std::string index_path = (base / "model.safetensors.index.json").string();
     std::set<std::string> shards;
     try {
-      for (const auto& [tensor, shard] : json::parse(read_file(index_path)).at("weight_map").items()) {
+      const json index = json::parse(read_file(index_path));
+      for (const auto& [tensor, shard] : index.at("weight_map").items()) {
         const std::string file = shard.get<std::string>();
         if (fs::path(file).filename() != fs::path(file))
           fail("[model] {}: shard {} is not a plain file name", index_path, file);
