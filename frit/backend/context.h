@@ -1,0 +1,63 @@
+// Context: what an operator runs on. Device, threads, temporary memory, random-number key, and forced choices. No globals:
+// two models with a Context each live side by side.
+#pragma once
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "frit/core/philox.h"
+#include "frit/core/tensor.h"
+#include "frit/core/thread_pool.h"
+#include "frit/memory/memory.h"
+
+namespace frit {
+
+class Context {
+ public:
+  // pool and memory must outlive the context.
+  Context(ThreadPool& pool, Memory& memory) : pool_(pool), memory_(memory) {}
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  Device device() const { return Device::kCpu; }
+  ThreadPool& pool() const { return pool_; }
+  Memory& memory() const { return memory_; }
+
+  // True while lifetimes are recorded: operators check their arguments, ask for their scratch, and compute nothing.
+  bool planning() const { return memory_.mode() == Memory::Mode::kRecord; }
+  Buffer allocate(Shape shape, DType dtype, std::string_view name) { return memory_.allocate(shape, dtype, name); }
+
+  // Random numbers: the trainer sets seed and step before each step, and the stream before each micro-batch.
+  void set_random(uint32_t seed, uint32_t step, uint32_t stream = 0) { key_ = {seed, step}, stream_ = stream; }
+  Dropout dropout(float p_drop, uint32_t site) const { return {p_drop, site, stream_, key_}; }
+
+  // Forces an operator's implementation by name ("attention" -> "flash"); the operator throws if it refuses. Empty: free.
+  void force(std::string_view op, std::string_view implementation) { forced_[std::string(op)] = implementation; }
+  std::string_view forced(std::string_view op) const {
+    auto it = forced_.find(op);
+    return it == forced_.end() ? std::string_view() : std::string_view(it->second);
+  }
+  // Operators with several implementations note which one ran, so that a test can see a fallback. `implementation` must be
+  // a literal.
+  void note_used(const char* op, const char* implementation) { used_[op] = implementation; }
+  std::string_view used(std::string_view op) const {
+    auto it = used_.find(op);
+    return it == used_.end() ? std::string_view() : std::string_view(it->second);
+  }
+  // Receives one line for everything a user should hear of (a fallback and its reason). Silent by default.
+  std::function<void(std::string_view)> on_notice;
+  void notice(std::string_view text) const {
+    if (on_notice) on_notice(text);
+  }
+
+ private:
+  ThreadPool& pool_;
+  Memory& memory_;
+  PhiloxKey key_;
+  uint32_t stream_ = 0;
+  std::map<std::string, std::string, std::less<>> forced_;
+  std::map<std::string_view, const char*> used_;
+};
+
+}  // namespace frit

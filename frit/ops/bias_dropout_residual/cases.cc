@@ -1,0 +1,98 @@
+#include "frit/ops/case.h"
+#include "frit/ops/bias_dropout_residual/bias_dropout_residual.h"
+#include "frit/ops/column_sum/cpu.h"
+
+namespace frit {
+namespace {
+
+struct Options {
+  float p_drop = 0.3f;
+  bool bias = true, residual = true;
+  int64_t stride = 0;
+  DType dbias = DType::kF32;
+  const char* in_place = "";  // "x" or "residual": y is that operand
+};
+
+OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
+  OpCase c;
+  c.name = fmt::format("{}x{}/{}/p{}{}{}{}{}{}", rows, cols, name_of(dtype), o.p_drop, o.bias ? "" : "/no_bias",
+                       o.residual ? "" : "/no_residual", o.stride ? "/strided" : "", o.dbias == DType::kF32 ? "" : "/bf16_dbias",
+                       *o.in_place ? fmt::format("/y_is_{}", o.in_place) : "");
+  const Dropout dropout{o.p_drop, dropout_site("case"), 3, {11, 7}};
+  c.inputs = {{"x", dtype, {rows, cols}, fill_normal(), o.stride}};
+  if (o.bias) c.inputs.push_back({"bias", dtype, {cols}});
+  if (o.residual) c.inputs.push_back({"residual", dtype, {rows, cols}, fill_normal(), o.stride});
+  const std::string out = *o.in_place ? o.in_place : "y";
+  c.outputs = {{out, dtype, {rows, cols}, fill_normal(), o.stride}};
+  c.forward = [=](Context& context, const Tensors& t) {
+    bias_dropout_residual_forward(context, t.at("x"), o.bias ? t.at("bias") : Tensor(), o.residual ? t.at("residual") : Tensor(), dropout,
+                                  t.at(out));
+  };
+  c.oracle = [=](const Arrays& in, Arrays& result) {
+    const Array x = in.at("x");
+    for (int64_t i = 0; i < rows * cols; ++i) {
+      const int64_t r = i / cols, col = i % cols;
+      const double v = x[i] + (o.bias ? in.at("bias")[col] : 0);
+      const double kept = !dropout.active() ? v : dropout.keep(r, col) ? v * dropout.scale() : 0;
+      result[out][i] = kept + (o.residual ? in.at("residual")[i] : 0);
+    }
+  };
+  c.forward_budget = {rows * cols == 0 ? 0 : 1, 0, rows * cols * size_of(dtype) * (o.residual ? 3 : 2) + (o.bias ? cols * size_of(dtype) : 0)};
+  if (*o.in_place) return c;
+  c.incoming = {"y"};
+  c.differentiable = {"x"};
+  if (o.bias) {
+    c.differentiable.push_back("bias");
+    c.accumulates = {"bias"};
+    c.gradient_dtype["bias"] = o.dbias;
+    // Sums of many roundings to fp32.
+    c.gradient_tolerance["bias"] = tolerance_for(o.dbias, o.dbias == DType::kF32 ? std::max<double>(4, rows / 32.0) : 4);
+  }
+  c.backward = [=](Context& context, const Tensors& t, bool accumulate) {
+    bias_dropout_residual_backward(context, t.at("dy"), dropout, accumulate, t.at("dx"), o.bias ? t.at("dbias") : Tensor());
+  };
+  c.gradient_oracle = [=](const Arrays& in, Arrays& result) {
+    for (int64_t i = 0; i < rows * cols; ++i) {
+      const int64_t r = i / cols, col = i % cols;
+      const double g = !dropout.active() ? in.at("dy")[i] : dropout.keep(r, col) ? in.at("dy")[i] * dropout.scale() : 0;
+      result["dx"][i] = g;
+      if (o.bias) result["dbias"][col] += g;
+    }
+  };
+  c.backward_budget = {cols == 0 ? 0 : o.bias ? 2 : rows == 0 ? 0 : 1,
+                       o.bias ? static_cast<int64_t>(align_up(partial_sum_pieces(rows) * cols * 4)) : 0,
+                       rows * cols * size_of(dtype) * 2 + (o.bias ? cols * size_of(o.dbias) : 0)};
+  return c;
+}
+
+}  // namespace
+
+std::vector<OpCase> bias_dropout_residual_cases() {
+  std::vector<OpCase> cases;
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (int64_t cols : {1, 7, 31, 32, 33, 127, 511, 513, 1023, 1024, 1025}) {
+      for (int64_t rows : {0, 1, 3}) cases.push_back(make(rows, cols, dtype));
+      for (int64_t rows : {31, 67, 130})
+        if (cols < 128) cases.push_back(make(rows, cols, dtype));
+    }
+    cases.push_back(make(131, 96, dtype, {.p_drop = 0}));
+    cases.push_back(make(130, 97, dtype, {.p_drop = 0.9f}));
+    cases.push_back(make(33, 65, dtype, {.p_drop = 0.1f, .bias = false}));
+    cases.push_back(make(33, 65, dtype, {.p_drop = 0.1f, .residual = false}));
+    cases.push_back(make(33, 65, dtype, {.p_drop = 0, .bias = false, .residual = false}));
+    cases.push_back(make(17, 65, dtype, {.stride = 72}));
+    cases.push_back(make(4, 33, dtype, {.stride = int64_t{1} << 30}));  // the last row begins past 2^31 elements
+    cases.push_back(make(9, 133, dtype, {.in_place = "x"}));
+    cases.push_back(make(9, 133, dtype, {.in_place = "residual"}));
+    cases.push_back(make(5, 0, dtype));
+    for (float p : {0.0f, 0.1f}) {
+      cases.push_back(make(4096, 256, dtype, {.p_drop = p}));
+      cases.push_back(make(4096, 1024, dtype, {.p_drop = p}));
+      for (int i = 1; i <= 2; ++i) cases.end()[-i].benchmark = true, cases.end()[-i].test = false;
+    }
+  }
+  cases.push_back(make(66, 40, DType::kBF16, {.dbias = DType::kBF16}));
+  return cases;
+}
+
+}  // namespace frit

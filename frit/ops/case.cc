@@ -1,0 +1,511 @@
+#include "frit/ops/case.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <set>
+
+#include "frit/memory/planner.h"
+
+namespace frit {
+
+#define FRIT_OP(op, has_gradient) std::vector<OpCase> op##_cases();
+#include "frit/ops/OPS.def"
+#undef FRIT_OP
+
+const std::vector<OpTable>& op_tables() {
+  static const std::vector<OpTable> tables = [] {
+    std::vector<OpTable> result;
+#define FRIT_OP(op, has_gradient) result.push_back({#op, has_gradient, op##_cases()});
+#include "frit/ops/OPS.def"
+#undef FRIT_OP
+    for (OpTable& table : result)
+      for (OpCase& c : table.cases) c.op = table.op;
+    return result;
+  }();
+  return tables;
+}
+
+double CaseRandom::uniform() {  // SplitMix64
+  uint64_t z = (state += 0x9E3779B97F4A7C15ull);
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
+}
+double CaseRandom::normal() {
+  const double u = std::max(uniform(), 1e-300), w = uniform();
+  return std::sqrt(-2 * std::log(u)) * std::cos(6.283185307179586 * w);
+}
+
+Fill fill_normal(double mean, double deviation) {
+  return [=](CaseRandom& r, Array& a) {
+    for (double& x : a.v) x = mean + deviation * r.normal();
+  };
+}
+Fill fill_uniform(double low, double high) {
+  return [=](CaseRandom& r, Array& a) {
+    for (double& x : a.v) x = low + (high - low) * r.uniform();
+  };
+}
+Fill fill_below(int64_t n) {
+  return [=](CaseRandom& r, Array& a) {
+    for (double& x : a.v) x = static_cast<double>(r.below(n));
+  };
+}
+Fill fill_values(std::vector<double> values) {
+  return [values](CaseRandom&, Array& a) {
+    if (values.size() != a.v.size())
+      throw std::logic_error(fmt::format("fill_values: {} values for {}", values.size(), a.shape.to_string()));
+    a.v = values;
+  };
+}
+Fill fill_offsets(std::vector<int64_t> lengths) {
+  std::vector<double> values{0};
+  for (int64_t l : lengths) values.push_back(values.back() + static_cast<double>(l));
+  return fill_values(values);
+}
+
+Tolerance tolerance_for(DType dtype, double factor) {
+  const double unit = is_16bit_float(dtype) ? 0x1p-7 : dtype == DType::kF32 ? 1e-5 : 0;
+  return {unit * factor, unit * factor};
+}
+
+namespace {
+
+constexpr size_t kGuard = 256;
+constexpr unsigned char kGuardByte = 0xA5;
+
+double read(const Tensor& t, const void* p) {
+  switch (t.dtype()) {
+    case DType::kF32: return *static_cast<const float*>(p);
+    case DType::kF64: return *static_cast<const double*>(p);
+    case DType::kBF16: return static_cast<float>(*static_cast<const bfloat16*>(p));
+    case DType::kF16: return static_cast<float>(*static_cast<const float16*>(p));
+    case DType::kI32: return *static_cast<const int32_t*>(p);
+    case DType::kI64: return static_cast<double>(*static_cast<const int64_t*>(p));
+    case DType::kU8: return *static_cast<const uint8_t*>(p);
+  }
+  return 0;
+}
+void write(const Tensor& t, void* p, double x) {
+  switch (t.dtype()) {
+    case DType::kF32: *static_cast<float*>(p) = static_cast<float>(x); break;
+    case DType::kF64: *static_cast<double*>(p) = x; break;
+    case DType::kBF16: *static_cast<bfloat16*>(p) = bfloat16(static_cast<float>(x)); break;
+    case DType::kF16: *static_cast<float16*>(p) = float16(static_cast<float>(x)); break;
+    case DType::kI32: *static_cast<int32_t*>(p) = static_cast<int32_t>(x); break;
+    case DType::kI64: *static_cast<int64_t*>(p) = static_cast<int64_t>(x); break;
+    case DType::kU8: *static_cast<uint8_t*>(p) = static_cast<uint8_t>(x); break;
+  }
+}
+
+// Memory of one tensor: guarded on both sides, or a sparse mapping when rows are far apart.
+class Storage {
+ public:
+  Storage(const Operand& o) : operand_(o) {
+    const int64_t inner = o.shape.inner(), rows = o.shape.rank() ? o.shape[0] : 1;
+    stride_ = o.row_stride ? o.row_stride : inner;
+    const size_t bytes = rows == 0 ? 0 : static_cast<size_t>(((rows - 1) * stride_ + inner) * size_of(o.dtype));
+    sparse_ = o.row_stride > 0 && bytes > (size_t{1} << 28);
+    bytes_ = bytes;
+    total_ = align_up(bytes) + 2 * kGuard;
+    if (sparse_) {
+      base_ = static_cast<char*>(mmap(nullptr, total_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+      if (base_ == MAP_FAILED) throw std::bad_alloc();
+    } else {
+      base_ = static_cast<char*>(std::aligned_alloc(kAlignment, align_up(total_)));
+      std::memset(base_, kGuardByte, total_);
+    }
+    Shape flat{rows, stride_};
+    if (o.row_stride) {  // a strided view: build [rows, stride], then cut and split columns
+      tensor_ = Tensor(base_ + kGuard, o.dtype, flat).columns(0, inner);
+      if (o.shape.rank() == 3) tensor_ = tensor_.split_columns({o.shape[1], o.shape[2]});
+      if (o.shape.rank() == 4) tensor_ = tensor_.split_columns({o.shape[1], o.shape[2], o.shape[3]});
+    } else {
+      tensor_ = Tensor(base_ + kGuard, o.dtype, o.shape);
+    }
+  }
+  ~Storage() {
+    if (sparse_)
+      munmap(base_, total_);
+    else
+      std::free(base_);
+  }
+  Storage(const Storage&) = delete;
+
+  const Tensor& tensor() const { return tensor_; }
+  void* at(int64_t i) const {
+    const int64_t inner = operand_.shape.inner();
+    return base_ + kGuard + (i / inner * stride_ + i % inner) * size_of(operand_.dtype);
+  }
+  void poison() {
+    for (int64_t i = 0, n = operand_.shape.numel(); i < n; ++i) std::memset(at(i), 0xff, size_of(operand_.dtype));
+  }
+  // Writes the values rounded to the dtype, and puts the rounded values back.
+  void set(Array& a) {
+    for (int64_t i = 0; i < static_cast<int64_t>(a.v.size()); ++i) {
+      write(tensor_, at(i), a.v[i]);
+      a.v[i] = read(tensor_, at(i));
+    }
+  }
+  Array get() const {
+    Array a{operand_.shape, std::vector<double>(operand_.shape.numel())};
+    for (int64_t i = 0; i < static_cast<int64_t>(a.v.size()); ++i) a.v[i] = read(tensor_, at(i));
+    return a;
+  }
+  std::vector<char> bits() const {
+    const int64_t size = size_of(operand_.dtype), n = operand_.shape.numel();
+    std::vector<char> result(n * size);
+    for (int64_t i = 0; i < n; ++i) std::memcpy(result.data() + i * size, at(i), size);
+    return result;
+  }
+  bool guards_intact() const {
+    if (sparse_) return true;
+    const auto intact = [&](size_t from, size_t to) {
+      for (size_t i = from; i < to; ++i)
+        if (static_cast<unsigned char>(base_[i]) != kGuardByte) return false;
+      return true;
+    };
+    if (!intact(0, kGuard) || !intact(kGuard + bytes_, total_)) return false;
+    const int64_t inner = operand_.shape.inner(), size = size_of(operand_.dtype);
+    for (int64_t r = 0; stride_ > inner && r + 1 < operand_.shape[0]; ++r)  // the gaps between rows
+      if (!intact(kGuard + (r * stride_ + inner) * size, kGuard + (r + 1) * stride_ * size)) return false;
+    return true;
+  }
+
+ private:
+  Operand operand_;
+  int64_t stride_;
+  size_t bytes_, total_;
+  bool sparse_;
+  char* base_;
+  Tensor tensor_;
+};
+using Stores = std::map<std::string, std::unique_ptr<Storage>>;
+
+uint64_t seed_of(const OpCase& c) { return dropout_site(c.op + c.name) * 0x9E3779B97F4A7C15ull; }
+
+const Operand& find(const std::vector<Operand>& operands, const std::string& name) {
+  for (const Operand& o : operands)
+    if (o.name == name) return o;
+  throw std::logic_error("no operand " + name);
+}
+bool in_place(const OpCase& c, const std::string& name) {
+  for (const Operand& o : c.inputs)
+    if (o.name == name) return true;
+  return false;
+}
+Operand gradient_operand(const OpCase& c, const std::string& input) {
+  Operand o = find(c.inputs, input);
+  o.name = "d" + input;
+  if (auto it = c.gradient_dtype.find(input); it != c.gradient_dtype.end()) o.dtype = it->second;
+  return o;
+}
+
+// Everything one run needs.
+struct Run {
+  const OpCase& c;
+  Arrays inputs, incoming, started;  // started: what accumulating gradients begin with
+  Stores stores;
+  Tensors tensors;
+
+  explicit Run(const OpCase& c) : c(c) {
+    CaseRandom random{seed_of(c)};
+    for (const Operand& o : c.inputs) {
+      Array a{o.shape, std::vector<double>(o.shape.numel())};
+      o.fill(random, a);
+      add(o).set(a);
+      inputs[o.name] = a;
+    }
+    for (const Operand& o : c.outputs)
+      if (!in_place(c, o.name)) add(o).poison();
+    if (!c.backward) return;
+    for (const std::string& name : c.incoming) {
+      Operand o = find(c.outputs, name);
+      o.name = "d" + name;
+      Array a{o.shape, std::vector<double>(o.shape.numel())};
+      c.incoming_fill(random, a);
+      add(o).set(a);
+      incoming[o.name] = a;
+    }
+    for (const std::string& name : c.differentiable) {
+      Operand o = gradient_operand(c, name);
+      Array a{o.shape, std::vector<double>(o.shape.numel())};
+      fill_normal()(random, a);
+      add(o).set(a);
+      started[o.name] = a;
+      stores[o.name]->poison();
+    }
+  }
+  Storage& add(const Operand& o) {
+    auto& s = stores[o.name];
+    s = std::make_unique<Storage>(o);
+    tensors[o.name] = s->tensor();
+    return *s;
+  }
+  void restart(bool accumulate) {
+    for (auto& [name, a] : inputs) stores[name]->set(a);
+    for (const Operand& o : c.outputs)
+      if (!in_place(c, o.name)) stores[o.name]->poison();
+    for (auto& [name, a] : started)
+      if (accumulate && std::find(c.accumulates.begin(), c.accumulates.end(), name.substr(1)) != c.accumulates.end())
+        stores[name]->set(a);
+      else
+        stores[name]->poison();
+  }
+  void forward(Context& context) { c.forward(context, tensors); }
+  void backward(Context& context, bool accumulate) { c.backward(context, tensors, accumulate); }
+  std::map<std::string, std::vector<char>> result_bits() const {
+    std::map<std::string, std::vector<char>> result;
+    for (const Operand& o : c.outputs) result[o.name] = stores.at(o.name)->bits();
+    for (auto& [name, a] : started) result[name] = stores.at(name)->bits();
+    return result;
+  }
+};
+
+void compare(const std::string& what, const Array& got, const Array& want, Tolerance t, std::vector<std::string>& failures) {
+  int64_t bad = 0, first = -1;
+  double worst = 0;
+  for (int64_t i = 0; i < static_cast<int64_t>(want.v.size()); ++i) {
+    const double g = got.v[i], w = want.v[i];
+    const bool same_infinity = std::isinf(w) && g == w;
+    const double error = same_infinity ? 0 : std::abs(g - w);
+    if (!(error <= t.absolute + t.relative * std::abs(w)) && !same_infinity) {
+      if (first < 0) first = i;
+      ++bad;
+      if (!(error <= worst)) worst = error;
+    }
+  }
+  if (bad)
+    failures.push_back(fmt::format("{}: {} of {} elements are off, first [{}] = {:.9g}, expected {:.9g}; worst error {:.3g}", what,
+                                   bad, want.v.size(), first, got.v[first], want.v[first], worst));
+}
+
+int64_t scratch_peak(const std::vector<Lifetime>& lifetimes) {
+  int64_t peak = 0;
+  for (const Lifetime& at : lifetimes) {
+    int64_t sum = 0;
+    for (const Lifetime& t : lifetimes)
+      if (t.birth <= at.birth && at.birth < t.death) sum += static_cast<int64_t>(align_up(t.bytes));
+    peak = std::max(peak, sum);
+  }
+  return peak;
+}
+
+Arrays run_oracle(const OpCase& c, const Arrays& inputs) {
+  Arrays out;
+  for (const Operand& o : c.outputs) out[o.name] = {o.shape, std::vector<double>(o.shape.numel())};
+  c.oracle(inputs, out);
+  return out;
+}
+
+// The loss sum(dy * y) over all incoming outputs, by the oracle.
+double oracle_loss(const OpCase& c, const Arrays& inputs, const Arrays& incoming) {
+  const Arrays out = run_oracle(c, inputs);
+  double sum = 0;
+  for (const std::string& name : c.incoming) {
+    const Array &y = out.at(name), &dy = incoming.at("d" + name);
+    for (size_t i = 0; i < y.v.size(); ++i) sum += y.v[i] * dy.v[i];
+  }
+  return sum;
+}
+
+void check_finite_differences(const OpCase& c, Run& run, std::vector<std::string>& failures) {
+  CaseRandom random{seed_of(c) + 1};
+  for (const std::string& name : c.differentiable) {
+    const Array got = run.stores.at("d" + name)->get();
+    const DType dtype = gradient_operand(c, name).dtype;
+    Tolerance t = tolerance_for(dtype, 4);
+    if (auto it = c.gradient_tolerance.find(name); it != c.gradient_tolerance.end()) t = it->second;
+    for (int direction = 0; direction < 3; ++direction) {
+      // The first direction is random over all elements; the others move one element each.
+      std::vector<double> v(got.v.size());
+      if (direction == 0)
+        for (double& x : v) x = random.uniform() < 0.5 ? -1 : 1;
+      else if (!v.empty())
+        v[random.below(static_cast<int64_t>(v.size()))] = 1;
+      Arrays moved = run.inputs;
+      auto loss_at = [&](double h) {
+        for (size_t i = 0; i < v.size(); ++i) moved[name].v[i] = run.inputs[name].v[i] + h * v[i];
+        return oracle_loss(c, moved, run.incoming);
+      };
+      const double h = c.finite_difference_step;
+      const double want = (8 * (loss_at(h) - loss_at(-h)) - (loss_at(2 * h) - loss_at(-2 * h))) / (12 * h);
+      double found = 0, allowed = 0;
+      for (size_t i = 0; i < v.size(); ++i) {
+        if (v[i] == 0) continue;
+        found += got.v[i] * v[i];
+        allowed += std::pow(t.absolute + t.relative * std::abs(got.v[i]), 2);
+      }
+      // Rounding errors of many elements add up like a random walk; the oracle's own loss carries about 1e-16 of its size.
+      allowed = 6 * std::sqrt(allowed) + 1e-6 * std::abs(want) + 1e-15 / h * (1 + std::abs(oracle_loss(c, run.inputs, run.incoming)));
+      if (!(std::abs(found - want) <= allowed))
+        failures.push_back(fmt::format("d{}: finite differences along {} direction give {:.9g}, backward gives {:.9g} (allowed {:.3g})",
+                                       name, direction == 0 ? "a random" : "an element's", want, found, allowed));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> check_case(const OpCase& c) {
+  std::vector<std::string> failures;
+  try {
+    Run run(c);
+    const auto make_context = [&](ThreadPool& pool, Memory& memory) {
+      auto context = std::make_unique<Context>(pool, memory);
+      if (!c.variant.empty()) context->force(c.op, c.variant);
+      return context;
+    };
+    const auto both = [&](Context& context) {
+      run.forward(context);
+      if (c.backward) run.backward(context, false);
+    };
+    ThreadPool three(3), one(1);
+    Memory memory;
+    auto context = make_context(three, memory);
+
+    // Forward.
+    int64_t regions = three.regions();
+    run.forward(*context);
+    const int64_t forward_regions = three.regions() - regions;
+    if (!c.variant.empty() && context->used(c.op) != c.variant)
+      failures.push_back(fmt::format("forced {}, but {} ran", c.variant, context->used(c.op)));
+    const Arrays want = run_oracle(c, run.inputs);
+    for (const Operand& o : c.outputs) {
+      auto it = c.tolerance.find(o.name);
+      compare(o.name, run.stores[o.name]->get(), want.at(o.name), it == c.tolerance.end() ? tolerance_for(o.dtype) : it->second,
+              failures);
+    }
+    for (const Operand& o : c.inputs) {
+      const Array now = run.stores[o.name]->get();
+      bool output = false;
+      for (const Operand& p : c.outputs) output |= p.name == o.name;
+      if (!output && std::memcmp(now.v.data(), run.inputs[o.name].v.data(), now.v.size() * sizeof(double)) != 0)
+        failures.push_back(fmt::format("input {} was changed", o.name));
+    }
+
+    // Backward.
+    int64_t backward_regions = -1;
+    if (c.backward) {
+      regions = three.regions();
+      run.backward(*context, false);
+      backward_regions = three.regions() - regions;
+      if (!c.variant.empty() && context->used(c.op) != c.variant)
+        failures.push_back(fmt::format("forced {}, but backward ran {}", c.variant, context->used(c.op)));
+      Arrays gradients;
+      if (c.gradient_oracle) {
+        Arrays in = run.inputs;
+        for (auto& [name, a] : want)
+          if (!in_place(c, name)) in[name] = a;
+        for (auto& [name, a] : run.incoming) in[name] = a;
+        for (auto& [name, a] : run.started) gradients[name] = {a.shape, std::vector<double>(a.v.size())};
+        c.gradient_oracle(in, gradients);
+        for (auto& [name, a] : gradients) {
+          auto it = c.gradient_tolerance.find(name.substr(1));
+          compare(name, run.stores[name]->get(), a,
+                  it == c.gradient_tolerance.end() ? tolerance_for(run.tensors[name].dtype(), 4) : it->second, failures);
+        }
+      }
+      if (c.finite_difference_step > 0) check_finite_differences(c, run, failures);
+    }
+    for (auto& [name, s] : run.stores)
+      if (!s->guards_intact()) failures.push_back(fmt::format("{}: written outside of its elements", name));
+    const auto bits = run.result_bits();
+
+    // One thread: the same bits.
+    {
+      run.restart(false);
+      Memory other_memory;
+      auto other = make_context(one, other_memory);
+      both(*other);
+      for (auto& [name, b] : run.result_bits())
+        if (b != bits.at(name)) failures.push_back(fmt::format("{}: other bits with 1 thread than with 3", name));
+    }
+
+    // Planning, then replay in a poisoned arena: the same bits, and scratch as budgeted.
+    {
+      Tensors planned = run.tensors;
+      run.restart(false);
+      const auto before = run.result_bits();
+      const auto record = [&](auto&& f) {
+        memory.begin_recording();
+        try {
+          f();
+        } catch (...) {
+          memory.end_recording();
+          throw;
+        }
+        return memory.end_recording();
+      };
+      const auto forward_lifetimes = record([&] { run.forward(*context); });
+      std::vector<Lifetime> backward_lifetimes;
+      if (c.backward) backward_lifetimes = record([&] { run.backward(*context, false); });
+      if (run.result_bits() != before) failures.push_back("planning mode wrote to a tensor");
+      memory.set_poison(true);
+      const auto replay = [&](const std::vector<Lifetime>& lifetimes, auto&& f) {
+        const Plan plan = plan_memory(lifetimes);
+        memory.begin_replay(plan);
+        try {
+          f();
+        } catch (...) {
+          memory.end_replay();
+          throw;
+        }
+        memory.end_replay();
+      };
+      replay(forward_lifetimes, [&] { run.forward(*context); });
+      if (c.backward) replay(backward_lifetimes, [&] { run.backward(*context, false); });
+      for (auto& [name, b] : run.result_bits())
+        if (b != bits.at(name)) failures.push_back(fmt::format("{}: other bits from planned memory", name));
+      const auto budget = [&](const char* which, const Budget& b, int64_t used_regions, const std::vector<Lifetime>& lifetimes) {
+        if (b.regions >= 0 && used_regions != b.regions)
+          failures.push_back(fmt::format("{}: {} parallel regions, budget {}", which, used_regions, b.regions));
+        if (b.scratch_bytes >= 0 && scratch_peak(lifetimes) != b.scratch_bytes)
+          failures.push_back(fmt::format("{}: {} bytes of scratch, budget {}", which, scratch_peak(lifetimes), b.scratch_bytes));
+      };
+      budget("forward", c.forward_budget, forward_regions, forward_lifetimes);
+      if (c.backward) budget("backward", c.backward_budget, backward_regions, backward_lifetimes);
+    }
+
+    // Accumulation adds to what was there.
+    if (c.backward && !c.accumulates.empty()) {
+      Arrays plain;
+      for (const std::string& name : c.accumulates) plain["d" + name] = run.stores["d" + name]->get();
+      run.restart(true);
+      run.forward(*context);
+      run.backward(*context, true);
+      for (const std::string& name : c.accumulates) {
+        Array sum = plain["d" + name];
+        for (size_t i = 0; i < sum.v.size(); ++i) sum.v[i] += run.started["d" + name].v[i];
+        auto it = c.gradient_tolerance.find(name);
+        compare("d" + name + " (accumulated)", run.stores["d" + name]->get(), sum,
+                it == c.gradient_tolerance.end() ? tolerance_for(run.tensors["d" + name].dtype(), 4) : it->second, failures);
+      }
+    }
+  } catch (const std::exception& e) {
+    failures.push_back(fmt::format("threw: {}", e.what()));
+  }
+  return failures;
+}
+
+struct CaseRun::State {
+  Context& context;
+  std::vector<std::unique_ptr<Run>> runs;
+  size_t next_forward = 0, next_backward = 0;
+};
+CaseRun::CaseRun(const OpCase& c, Context& context, int sets) : state_(new State{context, {}, 0, 0}) {
+  context.force(c.op, c.variant);
+  for (int i = 0; i < sets; ++i) {
+    state_->runs.push_back(std::make_unique<Run>(c));
+    state_->runs.back()->forward(context);
+  }
+}
+CaseRun::~CaseRun() { delete state_; }
+void CaseRun::forward() { state_->runs[state_->next_forward++ % state_->runs.size()]->forward(state_->context); }
+void CaseRun::backward() { state_->runs[state_->next_backward++ % state_->runs.size()]->backward(state_->context, false); }
+
+}  // namespace frit

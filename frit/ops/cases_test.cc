@@ -1,0 +1,64 @@
+// Runs every operator's case table through every check, and holds the tables to the project's rules.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "frit/ops/case.h"
+
+namespace frit {
+namespace {
+
+TEST(OpsDef, HasEveryOperatorOfTheMethod) {
+  const std::map<std::string, bool> required = {
+      // operator, has a gradient
+      {"embedding", true},     {"bias_dropout_residual", true}, {"bias_activation_dropout", true}, {"heads", true},
+      {"layer_norm", true},    {"softmax", true},               {"criterion", true},               {"cross_keys_values", true},
+      {"gemm", true},          {"attention", true},             {"optimizer", false},              {"gradient_norm", false},
+      {"column_sum", false},   {"beam_select", false},
+  };
+  std::map<std::string, bool> found;
+  for (const OpTable& table : op_tables()) found[table.op] = table.has_gradient;
+  for (auto& [op, gradient] : required) {
+    ASSERT_TRUE(found.count(op)) << op << " is missing from OPS.def";
+    EXPECT_EQ(found[op], gradient) << op;
+  }
+}
+
+TEST(OpsDef, TablesAreFull) {
+  for (const OpTable& table : op_tables()) {
+    std::set<std::string> names, shapes;
+    std::set<DType> dtypes;
+    int64_t gradients = 0;
+    for (const OpCase& c : table.cases) {
+      EXPECT_TRUE(names.insert(c.name).second) << table.op << ": two cases named " << c.name;
+      if (!c.test) continue;
+      std::string shape;
+      for (const Operand& o : c.inputs) shape += o.shape.to_string(), dtypes.insert(o.dtype);
+      shapes.insert(shape);
+      gradients += c.backward != nullptr;
+    }
+    EXPECT_GE(shapes.size(), 30u) << table.op << " has too few shapes";
+    EXPECT_TRUE(dtypes.count(DType::kF32)) << table.op;
+    EXPECT_TRUE(dtypes.count(DType::kBF16)) << table.op;
+    if (table.has_gradient) {
+      EXPECT_GE(gradients, 30) << table.op << " has too few gradient cases";
+    }
+  }
+}
+
+class OpCases : public testing::TestWithParam<int> {};
+
+TEST_P(OpCases, Pass) {
+  const OpTable& table = op_tables()[GetParam()];
+  for (const OpCase& c : table.cases) {
+    if (!c.test) continue;
+    for (const std::string& failure : check_case(c)) ADD_FAILURE() << table.op << " " << c.name << " " << c.variant << ": " << failure;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OpCases, testing::Range(0, static_cast<int>(op_tables().size())),
+                         [](const auto& info) { return op_tables()[info.param].op; });
+
+}  // namespace
+}  // namespace frit

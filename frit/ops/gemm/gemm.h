@@ -1,0 +1,58 @@
+// Matrix products.
+#pragma once
+#include "frit/backend/context.h"
+
+namespace frit {
+
+// Math: c = op(a) * op(b) [+ bias] [+ c], op(t) = t or its transpose; sums in fp32.
+// Shapes: op(a) [m, k], op(b) [k, n], c [m, n]; or all with one more, leading dimension: that many products. Two-dimensional
+// operands may have any row stride. bias [n]. dtypes: a, b the same, f32 or bf16; c the same or f32; bias f32 or a's dtype.
+// A row of c depends on that row of op(a) alone and comes out with the same bits whatever m is and wherever the row lies, as
+// long as op(a) is not transposed: that is what makes a sentence's translation independent of its batch. The bits do not
+// depend on the number of threads either.
+// k == 0 gives bias (+ c). Allocates nothing but scratch from the context.
+// Errors: std::invalid_argument if shapes or dtypes do not fit. Implementations: "packed" (ours), "onednn", "openblas"; see Context::force.
+struct GemmArgs {
+  Tensor a, b, c;
+  bool transpose_a = false, transpose_b = false;
+  bool accumulate = false;
+  Tensor bias;
+};
+void gemm(Context& context, const GemmArgs& args);
+
+// A linear layer y = x * w^T + bias, w [n, k] as PyTorch and Hugging Face store it.
+inline void linear(Context& context, const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& y) {
+  gemm(context, {.a = x, .b = w, .c = y, .transpose_a = false, .transpose_b = true, .accumulate = false, .bias = bias});
+}
+// dx = dy * w.
+inline void linear_backward_input(Context& context, const Tensor& dy, const Tensor& w, bool accumulate, const Tensor& dx) {
+  gemm(context, {.a = dy, .b = w, .c = dx, .transpose_a = false, .transpose_b = false, .accumulate = accumulate, .bias = {}});
+}
+// dw (+)= dy^T * x.
+inline void linear_backward_weight(Context& context, const Tensor& dy, const Tensor& x, bool accumulate, const Tensor& dw) {
+  gemm(context, {.a = dy, .b = x, .c = dw, .transpose_a = true, .transpose_b = false, .accumulate = accumulate, .bias = {}});
+}
+
+// A weight laid out once for many products with few rows (decoding): y = x * w^T + bias.
+class PackedWeight {
+ public:
+  PackedWeight() = default;
+  // w [n, k], f32 or bf16. The packed copy is owned and fp32.
+  PackedWeight(Context& context, const Tensor& w);
+  PackedWeight(PackedWeight&&) noexcept;
+  PackedWeight& operator=(PackedWeight&&) noexcept;
+  ~PackedWeight();
+  int64_t rows() const { return n_; }
+  int64_t cols() const { return k_; }
+  bool defined() const { return data_ != nullptr; }
+
+ private:
+  friend void linear_packed(Context&, const Tensor&, const PackedWeight&, const Tensor&, const Tensor&);
+  float* data_ = nullptr;
+  int64_t n_ = 0, k_ = 0;
+};
+// The same bits for a row whatever the other rows are, and the same as gemm's "packed" implementation gives.
+// Shapes: x [m, k]; bias f32 [n], optional; y [m, n]; x and y f32.
+void linear_packed(Context& context, const Tensor& x, const PackedWeight& w, const Tensor& bias, const Tensor& y);
+
+}  // namespace frit
