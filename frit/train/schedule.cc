@@ -6,7 +6,7 @@
 #include <numbers>
 
 #include "frit/core/error.h"
-#include "frit/train/names.h"
+#include "frit/core/nearest.h"
 
 namespace frit {
 namespace {

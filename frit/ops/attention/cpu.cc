@@ -38,7 +38,7 @@ struct AttentionCall {
 // Scratch of one worker, in floats.
 inline int64_t forward_scratch(int64_t d) {
   const int64_t dp = padded_width(d);
-  return 2 * kGroupQueries * dp + 2 * kGroupQueries + 2 * kTileKeys * dp + 2 * kTileQueries * kTileKeys;
+  return 2 * kGroupQueries * dp + 3 * kGroupQueries + 2 * kTileKeys * dp + 2 * kTileQueries * kTileKeys;
 }
 inline int64_t backward_scratch(int64_t d) {
   const int64_t dp = padded_width(d);
@@ -195,14 +195,37 @@ HWY_INLINE void pack_transposed(const T* src, int64_t stride, size_t rows, size_
     for (size_t i = 0; i < d; ++i) dst[i * ld + r] = 0;
 }
 
-// Calls body(i, mask) for whole vectors over [0, visible), and store_zero(i) for those from there to width.
+// Calls body(i, keep) for the vectors that cover [0, visible): keep(v) zeroes the lanes past visible, keep.other(v,
+// fill) sets them to fill.
+struct KeepAll {
+  HWY_INLINE VF operator()(VF v) const { return v; }
+  HWY_INLINE VF other(VF v, VF) const { return v; }
+};
+struct KeepFirst {
+  hn::Mask<DF> mask;
+  HWY_INLINE VF operator()(VF v) const { return hn::IfThenElseZero(mask, v); }
+  HWY_INLINE VF other(VF v, VF fill) const { return hn::IfThenElse(mask, v, fill); }
+};
 template <typename Body>
-HWY_INLINE void masked_row(size_t visible, size_t width, float* zeroed, Body&& body) {
-  const DF d;
+HWY_INLINE void for_visible(size_t visible, Body&& body) {
   const size_t w = lanes();
   size_t i = 0;
-  for (; i < visible; i += w) body(i, hn::FirstN(d, visible - i));
-  for (; i < width; i += w) hn::StoreU(hn::Zero(d), d, zeroed + i);
+  for (; i + w <= visible; i += w) body(i, KeepAll());
+  if (i < visible) body(i, KeepFirst{hn::FirstN(DF(), visible - i)});
+}
+// Zeroes a row's vectors from `visible` rounded up to `width`.
+HWY_INLINE void zero_invisible(size_t visible, size_t width, float* row) {
+  for (size_t i = whole_vectors(visible); i < width; i += lanes()) hn::StoreU(hn::Zero(DF()), DF(), row + i);
+}
+
+// Asks for rows that the next head will need: the heads of a token are far from the same head of the next token, and
+// the processor's own prefetchers do not see that pattern. Into the second-level cache, where such strides do not
+// collide.
+template <bool kWrite, typename T>
+HWY_INLINE void prefetch_rows(const T* p, int64_t stride, int64_t rows, int64_t d) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < d; i += kLine) __builtin_prefetch(p + r * stride + i, kWrite, 2);
 }
 
 template <typename T>
@@ -216,10 +239,12 @@ void flash_forward(const AttentionCall& call, int64_t sequence, int64_t head, in
   const T* q = static_cast<const T*>(call.q) + first_row * call.q_stride + head * d;
   const T* k = static_cast<const T*>(call.k) + k_first * call.k_stride + head * d;
   const T* v = static_cast<const T*>(call.v) + k_first * call.v_stride + head * d;
+  T* out = static_cast<T*>(call.out) + first_row * call.out_stride + head * d;
   float *qs = scratch, *o = qs + kGroupQueries * dp, *top = o + kGroupQueries * dp, *total = top + kGroupQueries,
-        *kt = total + kGroupQueries, *vs = kt + dp * kTileKeys, *p = vs + kTileKeys * dp,
+        *lse = total + kGroupQueries, *kt = lse + kGroupQueries, *vs = kt + dp * kTileKeys, *p = vs + kTileKeys * dp,
         *factors = p + kTileQueries * kTileKeys;
   const size_t d_vectors = whole_vectors(d);
+  const bool dropping = call.dropout.active();
 
   pack_rows(q, call.q_stride, rows, d, call.scale, qs, dp);
   std::fill_n(top, rows, -std::numeric_limits<float>::infinity());
@@ -230,6 +255,12 @@ void flash_forward(const AttentionCall& call, int64_t sequence, int64_t head, in
     const size_t width = whole_vectors(nk);
     pack_transposed(k + kb * call.k_stride, call.k_stride, nk, d, width, kt, kTileKeys);
     pack_rows(v + kb * call.v_stride, call.v_stride, nk, d, 1.0f, vs, dp);
+    if (kb == 0 && head + 1 < call.heads) {
+      prefetch_rows<false>(q + d, call.q_stride, std::min(rows, kTileQueries), d);
+      prefetch_rows<false>(k + d, call.k_stride, nk, d);
+      prefetch_rows<false>(v + d, call.v_stride, nk, d);
+      prefetch_rows<true>(out + d, call.out_stride, std::min(rows, kTileQueries), d);
+    }
     for (int64_t qb = 0; qb < rows; qb += kTileQueries) {
       const int64_t nq = std::min(kTileQueries, rows - qb);
       const auto visible = [&](int64_t r) -> size_t {
@@ -239,27 +270,26 @@ void flash_forward(const AttentionCall& call, int64_t sequence, int64_t head, in
       product(nq, qs + qb * dp, dp, 1, kt, kTileKeys, p, kTileKeys, false, [&](size_t, size_t end) {
         return ProductRange{whole_vectors(visible(end - 1)), 0, static_cast<size_t>(d)};
       });
-      if (call.dropout.active())
-        dropout_factor_tile(call.dropout, first_row + qb, nq, head, kb / 8, visible, factors, kTileKeys);
+      if (dropping) dropout_factor_tile(call.dropout, first_row + qb, nq, head, kb / 8, visible, factors, kTileKeys);
       for (int64_t r = 0; r < nq; ++r) {
         float* row = p + r * kTileKeys;
         const float* factor = factors + r * kTileKeys;
         const size_t n = visible(r);
         const VF lowest = hn::Set(df, -std::numeric_limits<float>::infinity());
         VF largest = lowest;
-        masked_row(n, 0, row, [&](size_t i, auto mask) {
-          largest = hn::Max(largest, hn::IfThenElse(mask, hn::LoadU(df, row + i), lowest));
-        });
+        for_visible(
+            n, [&](size_t i, auto keep) { largest = hn::Max(largest, keep.other(hn::LoadU(df, row + i), lowest)); });
         const float old = top[qb + r];
         const float now = n == 0 ? old : std::max(old, max_of_lanes(largest));
         const VF shifted = hn::Set(df, now);
         VF sum = hn::Zero(df);
-        masked_row(n, width, row, [&](size_t i, auto mask) {
-          VF e = hn::IfThenElseZero(mask, exp_fast(hn::Sub(hn::LoadU(df, row + i), shifted)));
+        for_visible(n, [&](size_t i, auto keep) {
+          VF e = keep(exp_fast(hn::Sub(hn::LoadU(df, row + i), shifted)));
           sum = hn::Add(sum, e);
-          if (call.dropout.active()) e = hn::IfThenElseZero(mask, hn::Mul(e, hn::LoadU(df, factor + i)));
+          if (dropping) e = keep(hn::Mul(e, hn::LoadU(df, factor + i)));
           hn::StoreU(e, df, row + i);
         });
+        zero_invisible(n, width, row);
         if (n == 0) continue;
         if (kb > 0 && now != old) {
           const VF shrink = exp_fast(hn::Set(df, old - now));
@@ -276,9 +306,11 @@ void flash_forward(const AttentionCall& call, int64_t sequence, int64_t head, in
       });
     }
   }
-  T* out = static_cast<T*>(call.out) + first_row * call.out_stride + head * d;
+  for_columns(rows, [&](size_t i, size_t) {  // top and total have room for whole vectors
+    store(hn::Add(load(top + i), hn::Log(df, load(total + i))), lse + i);
+  });
   for (int64_t r = 0; r < rows; ++r) {
-    call.lse[(first_row + r) * call.heads + head] = top[r] + std::log(total[r]);
+    call.lse[(first_row + r) * call.heads + head] = total[r] == 0 ? top[r] : lse[r];
     if (total[r] == 0)
       std::fill_n(out + r * call.out_stride, d, T(0.0f));
     else
@@ -305,6 +337,7 @@ void flash_backward(const AttentionCall& call, int64_t sequence, int64_t head, f
         *ds = p + kTileQueries * kTileKeys, *factors = ds + kTileQueries * kTileKeys,
         *lse = factors + kTileQueries * kTileKeys, *delta = lse + kTileQueries;
   const size_t d_vectors = whole_vectors(d);
+  const bool dropping = call.dropout.active();
 
   for (int64_t kb = 0; kb < lk; kb += kTileKeys) {
     const int64_t nk = std::min(kTileKeys, lk - kb);
@@ -312,6 +345,17 @@ void flash_backward(const AttentionCall& call, int64_t sequence, int64_t head, f
     pack_transposed(k + kb * call.k_stride, call.k_stride, nk, d, width, kt, kTileKeys);
     pack_transposed(v + kb * call.v_stride, call.v_stride, nk, d, width, vt, kTileKeys);
     pack_rows(k + kb * call.k_stride, call.k_stride, nk, d, 1.0f, ks, dp);
+    if (kb == 0 && head + 1 < call.heads) {
+      const int64_t nq = std::min(lq, kTileQueries);
+      prefetch_rows<false>(k + d, call.k_stride, nk, d);
+      prefetch_rows<false>(v + d, call.v_stride, nk, d);
+      prefetch_rows<false>(q + d, call.q_stride, nq, d);
+      prefetch_rows<false>(dout + d, call.dout_stride, nq, d);
+      prefetch_rows<false>(out + d, call.out_stride, nq, d);
+      prefetch_rows<true>(dk + d, call.dk_stride, nk, d);
+      prefetch_rows<true>(dv + d, call.dv_stride, nk, d);
+      prefetch_rows<true>(dq + d, call.dq_stride, nq, d);
+    }
     bool seen = false;
     for (int64_t qb = 0; qb < lq; qb += kTileQueries) {
       const int64_t nq = std::min(kTileQueries, lq - qb);
@@ -337,24 +381,24 @@ void flash_backward(const AttentionCall& call, int64_t sequence, int64_t head, f
       };
       product(nq, qs, dp, 1, kt, kTileKeys, p, kTileKeys, false, to_visible);
       product(nq, douts, dp, 1, vt, kTileKeys, ds, kTileKeys, false, to_visible);
-      if (call.dropout.active())
-        dropout_factor_tile(call.dropout, q_first + qb, nq, head, kb / 8, visible, factors, kTileKeys);
+      if (dropping) dropout_factor_tile(call.dropout, q_first + qb, nq, head, kb / 8, visible, factors, kTileKeys);
       for (int64_t r = 0; r < nq; ++r) {
         float *prow = p + r * kTileKeys, *dsrow = ds + r * kTileKeys;
         const float* factor = factors + r * kTileKeys;
         const size_t n = visible(r);
         const VF row_lse = hn::Set(df, lse[r]), row_delta = hn::Set(df, delta[r]);
-        masked_row(n, width, prow, [&](size_t i, auto mask) {
+        for_visible(n, [&](size_t i, auto keep) {
           const VF e = exp_fast(hn::Sub(hn::LoadU(df, prow + i), row_lse));
           VF g = hn::LoadU(df, dsrow + i), dropped = e;
-          if (call.dropout.active()) {
+          if (dropping) {
             const VF f = hn::LoadU(df, factor + i);
             g = hn::Mul(g, f), dropped = hn::Mul(e, f);
           }
-          hn::StoreU(hn::IfThenElseZero(mask, dropped), df, prow + i);
-          hn::StoreU(hn::IfThenElseZero(mask, hn::Mul(e, hn::Sub(g, row_delta))), df, dsrow + i);
+          hn::StoreU(keep(dropped), df, prow + i);
+          hn::StoreU(keep(hn::Mul(e, hn::Sub(g, row_delta))), df, dsrow + i);
         });
-        for (size_t i = whole_vectors(n); i < width; i += lanes()) hn::StoreU(hn::Zero(df), df, dsrow + i);
+        zero_invisible(n, width, prow);
+        zero_invisible(n, width, dsrow);
       }
       // Key j is seen by queries from j - shift on.
       const auto from_first_seeing = [&](size_t key, size_t) {
@@ -415,6 +459,12 @@ AttentionCall call_of(const AttentionArgs& args, const Tensor& lse) {
   return call;
 }
 
+// One worker takes all heads of a sequence, whose rows lie side by side, unless that leaves too few tasks. No result
+// depends on it.
+int64_t heads_of_task(int64_t sequences, int64_t heads) {
+  return sequences >= 32 ? std::max<int64_t>(1, heads) : 1;
+}
+
 }  // namespace
 
 int64_t attention_flash_forward_scratch(int64_t workers, int64_t d) {
@@ -439,13 +489,16 @@ void attention_flash_forward_cpu(Context& context, const AttentionArgs& args, co
   const int64_t groups = (longest + kGroupQueries - 1) / kGroupQueries;
   float* tiles = scratch->data<float>();
   const bool f32 = args.q.dtype() == DType::kF32;
-  context.pool().run(sequences * call.heads * groups, [&](int64_t task, int worker) {
-    const int64_t head = task % call.heads, rest = task / call.heads;
+  const int64_t heads = call.heads, heads_a_task = heads_of_task(sequences, heads),
+                parts = (heads + heads_a_task - 1) / std::max<int64_t>(1, heads_a_task);
+  context.pool().run(sequences * parts * groups, [&](int64_t task, int worker) {
+    const int64_t group = task % groups, part = task / groups % parts, sequence = task / groups / parts;
     float* own = tiles + worker * forward_scratch(d);
-    if (f32)
-      HWY_DYNAMIC_DISPATCH(flash_forward_f32)(call, rest / groups, head, rest % groups, own);
-    else
-      HWY_DYNAMIC_DISPATCH(flash_forward_bf16)(call, rest / groups, head, rest % groups, own);
+    for (int64_t head = part * heads_a_task; head < std::min(heads, (part + 1) * heads_a_task); ++head)
+      if (f32)
+        HWY_DYNAMIC_DISPATCH(flash_forward_f32)(call, sequence, head, group, own);
+      else
+        HWY_DYNAMIC_DISPATCH(flash_forward_bf16)(call, sequence, head, group, own);
   });
 }
 
@@ -464,15 +517,20 @@ void attention_flash_backward_cpu(Context& context, const AttentionArgs& args, c
   call.dq_stride = dq.row_stride(), call.dk_stride = dk.row_stride(), call.dv_stride = dv.row_stride();
   const int64_t sequences = args.q_offsets.dim(0) - 1;
   const bool f32 = args.q.dtype() == DType::kF32;
-  context.pool().run(sequences * heads, [&](int64_t task, int worker) {
-    const int64_t head = task % heads, sequence = task / heads;
+  const int64_t heads_a_task = heads_of_task(sequences, heads),
+                parts = (heads + heads_a_task - 1) / std::max<int64_t>(1, heads_a_task);
+  context.pool().run(sequences * parts, [&](int64_t task, int worker) {
+    const int64_t part = task % parts, sequence = task / parts;
     float* tiles = scratch->data<float>() + worker * backward_scratch(d);
-    float* dq_sums = sums->data<float>() +
-                     (workers <= heads ? worker * tokens : head * tokens + call.q_offsets[sequence]) * padded_width(d);
-    if (f32)
-      HWY_DYNAMIC_DISPATCH(flash_backward_f32)(call, sequence, head, tiles, dq_sums);
-    else
-      HWY_DYNAMIC_DISPATCH(flash_backward_bf16)(call, sequence, head, tiles, dq_sums);
+    for (int64_t head = part * heads_a_task; head < std::min(heads, (part + 1) * heads_a_task); ++head) {
+      float* dq_sums =
+          sums->data<float>() +
+          (workers <= heads ? worker * tokens : head * tokens + call.q_offsets[sequence]) * padded_width(d);
+      if (f32)
+        HWY_DYNAMIC_DISPATCH(flash_backward_f32)(call, sequence, head, tiles, dq_sums);
+      else
+        HWY_DYNAMIC_DISPATCH(flash_backward_bf16)(call, sequence, head, tiles, dq_sums);
+    }
   });
 }
 

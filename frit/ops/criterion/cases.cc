@@ -65,7 +65,7 @@ OpCase make(int64_t tokens, int64_t vocabulary, DType dtype, Options o = {}) {
   // Gradients are below `scale` in size, most of them far below: the error allowed shrinks with them.
   if (gradient) {
     const double unit = dtype == DType::kF32 ? 2e-6 : 0x1p-8;
-    c.tolerance["logits"] = {o.scale * (dtype == DType::kF32 ? 2e-7 : 0x1p-20), unit};
+    c.tolerance["logits"] = {o.scale * (dtype == DType::kF32 ? 4e-7 : 0x1p-20), unit};
   }
   const int64_t bytes = tokens * vocabulary * size_of(dtype) * (gradient ? 2 : 1);
   c.forward_budget = {tokens == 0 ? 0 : 1, 0, bytes + 12 * tokens + (o.bias ? vocabulary * size_of(o.bias_dtype) : 0)};

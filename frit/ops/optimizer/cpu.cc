@@ -12,30 +12,46 @@
 HWY_BEFORE_NAMESPACE();
 namespace frit::HWY_NAMESPACE {
 
-// 16 random bits for each element of an aligned group of kRoundingGroup elements (a power of two, 8 a Philox block).
-HWY_INLINE size_t rounding_group() {
-  return 8 * hn::Lanes(hn::ScalableTag<uint64_t>());
-}
-HWY_INLINE void rounding_bits(PhiloxKey key, int64_t group_begin, uint16_t* bits) {
-  // Each 64-bit lane runs one Philox block, so that a 32x32 -> 64 product is one instruction.
-  const hn::ScalableTag<uint64_t> du64;
-  using V64 = hn::Vec<decltype(du64)>;
-  const hn::Repartition<uint32_t, decltype(du64)> du32;
-  const auto low = hn::Set(du64, 0xffffffffull);
-  const V64 m0 = hn::Set(du64, kPhiloxM0), m1 = hn::Set(du64, kPhiloxM1);
-  const auto product = [&](V64 a, V64 b) { return hn::MulEven(hn::BitCast(du32, a), hn::BitCast(du32, b)); };
-  const V64 block = hn::Iota(du64, static_cast<uint64_t>(group_begin) / 8);
-  V64 c0 = hn::And(block, low), c1 = hn::ShiftRight<32>(block), c2 = hn::Zero(du64), c3 = hn::Set(du64, kRoundingSite);
-  for (int round = 0; round < 10; ++round) {
-    const V64 p0 = product(m0, c0), p1 = product(m1, c2);
-    c0 = hn::Xor(hn::Xor(hn::ShiftRight<32>(p1), c1), hn::Set(du64, key.k0));
-    c2 = hn::Xor(hn::Xor(hn::ShiftRight<32>(p0), c3), hn::Set(du64, key.k1));
-    c1 = hn::And(p1, low), c3 = hn::And(p0, low);
-    key.k0 += kPhiloxW0, key.k1 += kPhiloxW1;
+// 16 random bits for each element of an aligned group of elements (a power of two of them, 8 a Philox block). Each
+// 64-bit lane runs one block, so that a 32x32 -> 64 product is one instruction.
+class RoundingBits {
+ public:
+  explicit RoundingBits(PhiloxKey key) {
+    for (int round = 0; round < kRounds;
+         ++round) {  // as vectors, once: a broadcast a round would cost more than the round
+      hn::Store(hn::Set(kDu64, key.k0), kDu64, keys_[2 * round]);
+      hn::Store(hn::Set(kDu64, key.k1), kDu64, keys_[2 * round + 1]);
+      key.k0 += kPhiloxW0, key.k1 += kPhiloxW1;
+    }
   }
-  hn::StoreInterleaved2(hn::Or(c0, hn::ShiftLeft<32>(c1)), hn::Or(c2, hn::ShiftLeft<32>(c3)), du64,
-                        reinterpret_cast<uint64_t*>(bits));
-}
+  static size_t group() { return 8 * hn::Lanes(kDu64); }
+  // Writes group() numbers.
+  HWY_INLINE void fill(int64_t group_begin, uint16_t* bits) const {
+    const V64 m0 = hn::Set(kDu64, kPhiloxM0), m1 = hn::Set(kDu64, kPhiloxM1), low = hn::Set(kDu64, 0xffffffffull);
+    const V64 block = hn::Iota(kDu64, static_cast<uint64_t>(group_begin) / 8);
+    // The upper halves of c0..c3 hold rubbish between rounds: products read the lower halves alone.
+    V64 c0 = block, c1 = hn::ShiftRight<32>(block), c2 = hn::Zero(kDu64), c3 = hn::Set(kDu64, kRoundingSite);
+    for (int round = 0; round < kRounds; ++round) {
+      const V64 p0 = product(m0, c0), p1 = product(m1, c2);
+      c0 = hn::Xor(hn::ShiftRight<32>(p1), hn::Xor(c1, hn::Load(kDu64, keys_[2 * round])));
+      c2 = hn::Xor(hn::ShiftRight<32>(p0), hn::Xor(c3, hn::Load(kDu64, keys_[2 * round + 1])));
+      c1 = p1, c3 = p0;
+    }
+    hn::StoreInterleaved2(hn::Or(hn::And(c0, low), hn::ShiftLeft<32>(c1)),
+                          hn::Or(hn::And(c2, low), hn::ShiftLeft<32>(c3)), kDu64, reinterpret_cast<uint64_t*>(bits));
+  }
+
+ private:
+  using D64 = hn::ScalableTag<uint64_t>;
+  using V64 = hn::Vec<D64>;
+  static constexpr int kRounds = 10;
+  static constexpr D64 kDu64{};
+  static HWY_INLINE V64 product(V64 a, V64 b) {
+    const hn::Repartition<uint32_t, D64> du32;
+    return hn::MulEven(hn::BitCast(du32, a), hn::BitCast(du32, b));
+  }
+  HWY_ALIGN uint64_t keys_[2 * kRounds][HWY_MAX_BYTES / sizeof(uint64_t)];
+};
 
 HWY_INLINE auto load_bits(const bfloat16* p) {
   return hn::PromoteTo(DU32(), hn::LoadU(DU16Half(), reinterpret_cast<const uint16_t*>(p)));
@@ -177,10 +193,11 @@ void update(const OptimizerConstants& c, const OptimizerBlocks& b, PhiloxKey key
   if (kPrecision == Precision::kBF16Residual) base.residual = b.residual.data<bfloat16>();
   if constexpr (kPrecision == Precision::kBF16Stochastic) {
     HWY_ALIGN uint16_t bits[8 * HWY_MAX_BYTES / sizeof(uint64_t)];
-    const int64_t group = static_cast<int64_t>(rounding_group());
+    const int64_t group = static_cast<int64_t>(RoundingBits::group());
+    const RoundingBits rounding(key);
     while (begin < end) {
       const int64_t group_begin = begin / group * group, stop = std::min(end, group_begin + group);
-      rounding_bits(key, group_begin, bits);
+      rounding.fill(group_begin, bits);
       update_run<kAdam, kPrecision>(c, base, begin, stop, bits + (begin - group_begin));
       begin = stop;
     }

@@ -1,0 +1,80 @@
+#include "frit/ops/gemm/gemm.h"
+
+#include "frit/ops/gemm/cpu.h"
+
+namespace frit {
+namespace {
+
+bool is_f32_or_bf16(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16;
+}
+
+// Elements between stored rows of a matrix, or of each matrix of a batch.
+int64_t matrix_stride(const Tensor& t) {
+  return t.rank() == 2 ? t.row_stride() : t.dim(2);
+}
+int64_t batch_step(const Tensor& t) {
+  return t.rank() == 2 ? 0 : t.row_stride();
+}
+
+GemmProblem check(const GemmArgs& args) {
+  const Tensor &a = args.a, &b = args.b, &c = args.c;
+  const int rank = a.rank();
+  FRIT_CHECK(rank == 2 || rank == 3, "[gemm] a is {}, expected two or three dimensions", a.to_string());
+  FRIT_CHECK(b.rank() == rank && c.rank() == rank, "[gemm] b is {} and c is {}, expected {} dimensions as a has",
+             b.to_string(), c.to_string(), rank);
+  FRIT_CHECK(is_f32_or_bf16(a.dtype()), "[gemm] a is {}, expected f32 or bf16", a.to_string());
+  FRIT_CHECK(b.dtype() == a.dtype(), "[gemm] b is {}, expected {} as a is", b.to_string(), name_of(a.dtype()));
+  FRIT_CHECK(c.dtype() == DType::kF32 || c.dtype() == a.dtype(), "[gemm] c is {}, expected f32 or {}", c.to_string(),
+             name_of(a.dtype()));
+  const int row = rank - 2, column = rank - 1;
+  GemmProblem p;
+  p.batch = rank == 3 ? a.dim(0) : 1;
+  p.m = args.transpose_a ? a.dim(column) : a.dim(row);
+  p.k = args.transpose_a ? a.dim(row) : a.dim(column);
+  const int64_t k = args.transpose_b ? b.dim(column) : b.dim(row);
+  p.n = args.transpose_b ? b.dim(row) : b.dim(column);
+  FRIT_CHECK(k == p.k, "[gemm] op(a) of {} has depth {}, op(b) of {} has {}", a.to_string(), p.k, b.to_string(), k);
+  FRIT_CHECK(c.dim(row) == p.m && c.dim(column) == p.n, "[gemm] c is {}, expected [{}, {}]", c.to_string(), p.m, p.n);
+  FRIT_CHECK(rank == 2 || (b.dim(0) == p.batch && c.dim(0) == p.batch), "[gemm] a batch of {} in a, {} in b, {} in c",
+             p.batch, b.dim(0), c.dim(0));
+  if (args.bias.defined()) {
+    FRIT_CHECK(args.bias.rank() == 1 && args.bias.dim(0) == p.n, "[gemm] bias is {}, expected [{}]",
+               args.bias.to_string(), p.n);
+    FRIT_CHECK(args.bias.dtype() == DType::kF32 || args.bias.dtype() == a.dtype(),
+               "[gemm] bias is {}, expected f32 or {}", args.bias.to_string(), name_of(a.dtype()));
+  }
+  p.a = {a.raw(), a.dtype(), matrix_stride(a), args.transpose_a};
+  p.b = {b.raw(), b.dtype(), matrix_stride(b), args.transpose_b};
+  p.a_step = batch_step(a), p.b_step = batch_step(b), p.c_step = batch_step(c);
+  p.c = c.raw(), p.c_dtype = c.dtype(), p.c_stride = matrix_stride(c);
+  p.accumulate = args.accumulate;
+  p.bias = args.bias;
+  return p;
+}
+
+// Why "onednn" refuses a product; null if it takes it.
+const char* onednn_refuses(const GemmProblem& p) {
+  if (p.a.dtype != DType::kF32 || (p.bias.defined() && p.bias.dtype() != DType::kF32)) return "it multiplies f32 only";
+  return nullptr;
+}
+
+}  // namespace
+
+void gemm(Context& context, const GemmArgs& args) {
+  const GemmProblem p = check(args);
+  const std::string_view forced = context.forced("gemm");
+  if (forced == "onednn") {
+    const char* reason = onednn_refuses(p);
+    FRIT_CHECK(!reason, "[gemm] onednn was forced, but {}; a is {}", reason, args.a.to_string());
+    context.note_used("gemm", "onednn");
+    gemm_onednn(context, p);
+    return;
+  }
+  FRIT_CHECK(forced.empty() || forced == "packed", "[gemm] no implementation is called {}, expected packed or onednn",
+             forced);
+  context.note_used("gemm", "packed");
+  gemm_packed(context, p);
+}
+
+}  // namespace frit
