@@ -7,11 +7,11 @@
 namespace frit {
 
 // Plans an arena for the recorded lifetimes.
-// Guarantees: offsets are multiples of kAlignment; tensors alive at the same time never overlap; lower_bound <= peak <= total
-// (sizes rounded up to kAlignment). Deterministic. Several strategies are tried and the smallest peak is kept; the first is
-// the published one: each tensor, in order of production, goes to the shared block where the arena grows least (ties to the
-// smaller block), which meets the published bound of self-attention backward with 4 blocks.
-// Source: LightSeq2 (arXiv:2110.05722), section on memory; spec in docs/design.md.
+// Guarantees: offsets are multiples of kAlignment; tensors alive at the same time never overlap; lower_bound <= peak <=
+// total (sizes rounded up to kAlignment). Deterministic. Several strategies are tried and the smallest peak is kept;
+// the first is the published one: each tensor, in order of production, goes to the shared block where the arena grows
+// least (ties to the smaller block), which meets the published bound of self-attention backward with 4 blocks. Source:
+// LightSeq2 (arXiv:2110.05722), section on memory; spec in docs/design.md.
 Plan plan_memory(const std::vector<Lifetime>& lifetimes);
 
 }  // namespace frit

@@ -1,16 +1,9 @@
 #include "frit/memory/workspace.h"
 
-#include <bit>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "frit/core/nearest.h"
 #include "frit/memory/memory.h"
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace frit {
 namespace {
@@ -29,20 +22,6 @@ template <typename Map>
   for (const auto& [key, index] : known) names.push_back(key);
   if (names.empty()) fail_argument("[workspace] no {} {}: there are none", what, name);
   fail_argument("[workspace] no {} {}; the nearest name is {}", what, name, nearest_name(name, names));
-}
-
-// Zeroed memory for one block. Blocks of some megabytes ask for huge pages: the optimizer walks them end to end.
-void* allocate_block(size_t bytes) {
-  constexpr size_t kHugePage = size_t{2} << 20;
-  const size_t alignment = bytes >= 4 * kHugePage ? kHugePage : kAlignment;
-  bytes = (bytes + alignment - 1) / alignment * alignment;
-  void* p = std::aligned_alloc(alignment, bytes ? bytes : alignment);
-  if (!p) throw std::bad_alloc();
-#if defined(__linux__)
-  if (alignment == kHugePage) madvise(p, bytes, MADV_HUGEPAGE);  // a hint: refusal changes nothing but speed
-#endif
-  std::memset(p, 0, bytes);
-  return p;
 }
 
 }  // namespace
@@ -150,7 +129,8 @@ Workspace::Workspace(ParameterLayout layout, Precision precision, bool training,
   layout_.finish();
   const auto block = [&](DType dtype) {
     const int64_t bytes = layout_.elements() * size_of(dtype);
-    owned_.emplace_back(allocate_block(static_cast<size_t>(bytes)), &std::free);
+    owned_.push_back(allocate_block(static_cast<size_t>(bytes)));
+    std::memset(owned_.back().get(), 0, bytes);
     bytes_ += bytes;
     return Tensor(owned_.back().get(), dtype, Shape{layout_.elements()});
   };

@@ -3,13 +3,13 @@
 #include <bit>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "frit/core/tensor.h"
+#include "frit/memory/block.h"
 
 namespace frit {
 
@@ -122,7 +122,7 @@ class Workspace {
   Precision precision_;
   bool training_;
   Tensor parameters_, gradients_, moment1_, moment2_, master_, residual_;
-  std::vector<std::unique_ptr<void, void (*)(void*)>> owned_;
+  std::vector<Block> owned_;
   int64_t bytes_ = 0;
 };
 

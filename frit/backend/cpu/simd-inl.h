@@ -104,50 +104,88 @@ HWY_INLINE VF sigmoid(VF x) {
   return hn::Div(one, hn::Add(one, exp_fast(hn::Neg(x))));
 }
 
-// Dropout factors of one row, eight columns a Philox block: writes 0 or scale for columns [begin, begin + cols) of `row` to
-// factors[0..cols); begin is a multiple of 8. factors must have room for cols rounded up to kFactorBlock. The same masks as
-// Dropout::keep.
-constexpr size_t kFactorBlock = 8 * (HWY_MAX_BYTES / 8);
-HWY_INLINE void dropout_factors(const Dropout& dropout, int64_t row, uint32_t head, size_t cols, float* factors,
-                                size_t begin = 0) {
-  // Each 64-bit lane runs one Philox block, so that a 32x32 -> 64 product is one instruction.
+// Runs kSets independent vectors of Philox blocks side by side (the rounds of one alone would wait for their products),
+// a 64-bit lane a block, so that a 32x32 -> 64 product is one instruction. Upper halves of counters are ignored. Writes
+// the blocks as 16 bytes each, one behind the other.
+template <int kSets>
+HWY_INLINE void philox_blocks(PhiloxKey key, const uint64_t* c0_in, const uint64_t* c1_in, uint64_t c2_in,
+                              uint64_t c3_in, uint64_t* out) {
   const hn::ScalableTag<uint64_t> du64;
   using V64 = hn::Vec<decltype(du64)>;
   const hn::Repartition<uint32_t, decltype(du64)> du32;
-  const size_t blocks_at_once = hn::Lanes(du64);
-  const auto low = hn::Set(du64, 0xffffffffull);
-  const V64 m0 = hn::Set(du64, kPhiloxM0), m1 = hn::Set(du64, kPhiloxM1);
-  const V64 start1 = hn::Set(du64, static_cast<uint32_t>(row)), start2 = hn::Set(du64, head | dropout.stream << 16),
-            start3 = hn::Set(du64, dropout.site);
-  const float scale = dropout.scale();
-  const uint32_t threshold = dropout.threshold();
-  HWY_ALIGN uint64_t words[2][HWY_MAX_BYTES / sizeof(uint64_t)];
+  const size_t blocks = hn::Lanes(du64);
+  const V64 m0 = hn::Set(du64, uint64_t{kPhiloxM0}), m1 = hn::Set(du64, uint64_t{kPhiloxM1});
   const auto product = [&](V64 a, V64 b) { return hn::MulEven(hn::BitCast(du32, a), hn::BitCast(du32, b)); };
-  for (size_t block = 0; block * 8 < cols; block += blocks_at_once) {
-    V64 c0 = hn::Iota(du64, begin / 8 + block), c1 = start1, c2 = start2, c3 = start3;
-    uint32_t k0 = dropout.key.k0, k1 = dropout.key.k1;
-    for (int round = 0; round < 10; ++round) {
-      const V64 p0 = product(m0, c0), p1 = product(m1, c2);
-      const V64 n0 = hn::Xor(hn::Xor(hn::ShiftRight<32>(p1), c1), hn::Set(du64, k0));
-      const V64 n2 = hn::Xor(hn::Xor(hn::ShiftRight<32>(p0), c3), hn::Set(du64, k1));
-      c1 = hn::And(p1, low), c3 = hn::And(p0, low), c0 = n0, c2 = n2;
-      k0 += kPhiloxW0, k1 += kPhiloxW1;
+  V64 c0[kSets], c1[kSets], c2[kSets], c3[kSets];
+  HWY_UNROLL(4)
+  for (int s = 0; s < kSets; ++s) {
+    c0[s] = hn::LoadU(du64, c0_in + s * blocks), c1[s] = hn::LoadU(du64, c1_in + s * blocks);
+    c2[s] = hn::Set(du64, c2_in), c3[s] = hn::Set(du64, c3_in);
+  }
+  uint32_t k0 = key.k0, k1 = key.k1;
+  for (int round = 0; round < 10; ++round) {
+    const V64 vk0 = hn::Set(du64, uint64_t{k0}), vk1 = hn::Set(du64, uint64_t{k1});
+    HWY_UNROLL(4)
+    for (int s = 0; s < kSets; ++s) {
+      const V64 p0 = product(m0, c0[s]), p1 = product(m1, c2[s]);
+      c0[s] = hn::Xor(hn::Xor(hn::ShiftRight<32>(p1), vk0), c1[s]);
+      c2[s] = hn::Xor(hn::Xor(hn::ShiftRight<32>(p0), vk1), c3[s]);
+      c1[s] = p1, c3[s] = p0;
     }
-    hn::Store(hn::Or(c0, hn::ShiftLeft<32>(c1)), du64, words[0]);
-    hn::Store(hn::Or(c2, hn::ShiftLeft<32>(c3)), du64, words[1]);
-    for (size_t b = 0; b < blocks_at_once; ++b) {
-      float* out = factors + (block + b) * 8;
-      const uint64_t pair[2] = {words[0][b], words[1][b]};
-      const hn::FixedTag<uint16_t, 4> quarter;
-      for (int h = 0; h < 2; ++h) {
-        const auto bits = hn::PromoteTo(hn::FixedTag<uint32_t, 4>(), hn::LoadU(quarter, reinterpret_cast<const uint16_t*>(&pair[h])));
-        const hn::FixedTag<float, 4> d4;
-        const hn::FixedTag<int32_t, 4> di4;
-        const auto keep = hn::Gt(hn::BitCast(di4, bits), hn::Set(di4, static_cast<int32_t>(threshold) - 1));
-        hn::StoreU(hn::IfThenElseZero(hn::RebindMask(d4, keep), hn::Set(d4, scale)), d4, out + 4 * h);
+    k0 += kPhiloxW0, k1 += kPhiloxW1;
+  }
+  const V64 low = hn::Set(du64, 0xffffffffull);
+  HWY_UNROLL(4)
+  for (int s = 0; s < kSets; ++s)
+    hn::StoreInterleaved2(hn::Or(hn::And(c0[s], low), hn::ShiftLeft<32>(c1[s])),
+                          hn::Or(hn::And(c2[s], low), hn::ShiftLeft<32>(c3[s])), du64, out + s * 2 * blocks);
+}
+
+// Dropout factors of a tile: 0 or scale for rows [row, row + rows) and, in tile row r, for columns
+// [8 * first_block, 8 * first_block + cols(r)) rounded up to whole blocks of eight. factors + r * stride must have room
+// for these. The same masks as Dropout::keep.
+// Cost: a Philox block for eight columns; blocks of several short rows share a vector.
+template <typename Cols>
+HWY_INLINE void dropout_factor_tile(const Dropout& dropout, int64_t row, size_t rows, uint32_t head, size_t first_block,
+                                    Cols&& cols, float* factors, size_t stride) {
+  constexpr size_t kMaxBatch = 2 * HWY_MAX_BYTES / sizeof(uint64_t);
+  const hn::CappedTag<float, 8> d;  // a Philox block's eight columns, in one vector or two
+  const hn::Rebind<uint16_t, decltype(d)> du16;
+  const hn::Rebind<int32_t, decltype(d)> di32;
+  HWY_ALIGN uint64_t c0[kMaxBatch] = {}, c1[kMaxBatch] = {};
+  HWY_ALIGN uint64_t words[2 * kMaxBatch];
+  float* target[kMaxBatch];
+  const size_t batch = 2 * hn::Lanes(hn::ScalableTag<uint64_t>());
+  const auto below = hn::Set(di32, static_cast<int32_t>(dropout.threshold()) - 1);
+  const auto scale = hn::Set(d, dropout.scale());
+  const uint64_t c2 = head | dropout.stream << 16, c3 = dropout.site;
+  size_t filled = 0;
+  const auto flush = [&] {
+    philox_blocks<2>(dropout.key, c0, c1, c2, c3, words);
+    for (size_t b = 0; b < filled; ++b)
+      for (size_t i = 0; i < 8; i += hn::Lanes(d)) {
+        const auto bits = hn::PromoteTo(di32, hn::LoadU(du16, reinterpret_cast<const uint16_t*>(words + 2 * b) + i));
+        hn::StoreU(hn::IfThenElseZero(hn::RebindMask(d, hn::Gt(bits, below)), scale), d, target[b] + i);
       }
+    filled = 0;
+  };
+  for (size_t r = 0; r < rows; ++r) {
+    const size_t blocks = (cols(r) + 7) / 8;
+    for (size_t block = 0; block < blocks; ++block) {
+      c0[filled] = first_block + block, c1[filled] = static_cast<uint32_t>(row + static_cast<int64_t>(r));
+      target[filled] = factors + r * stride + 8 * block;
+      if (++filled == batch) flush();
     }
   }
+  if (filled) flush();
+}
+
+// Dropout factors of one row: writes 0 or scale for columns [begin, begin + cols) of `row` to factors[0..cols); begin is a
+// multiple of 8. factors must have room for cols rounded up to kFactorBlock. The same masks as Dropout::keep.
+constexpr size_t kFactorBlock = 8 * (HWY_MAX_BYTES / 8);
+HWY_INLINE void dropout_factors(const Dropout& dropout, int64_t row, uint32_t head, size_t cols, float* factors,
+                                size_t begin = 0) {
+  dropout_factor_tile(dropout, row, 1, head, begin / 8, [=](size_t) { return cols; }, factors, 0);
 }
 
 }  // namespace frit::HWY_NAMESPACE

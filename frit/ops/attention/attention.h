@@ -5,20 +5,19 @@
 namespace frit {
 
 struct AttentionArgs {
-  Tensor q;          // [q_tokens, N, D], any row stride (a slice of a joined [tokens, 3, N, D] will do)
-  Tensor k, v;       // [k_tokens, N, D], any row stride
-  Tensor q_offsets;  // i32 [sequences + 1]: sequence s has queries [q_offsets[s], q_offsets[s+1])
-  Tensor k_offsets;  // i32 [sequences + 1]: and keys [k_offsets[s], k_offsets[s+1])
+  Tensor q;             // [q_tokens, N, D], any row stride (a slice of a joined [tokens, 3, N, D] will do)
+  Tensor k, v;          // [k_tokens, N, D], any row stride
+  Tensor q_offsets;     // i32 [sequences + 1]: sequence s has queries [q_offsets[s], q_offsets[s+1])
+  Tensor k_offsets;     // i32 [sequences + 1]: and keys [k_offsets[s], k_offsets[s+1])
   bool causal = false;  // query i of a sequence of Lq sees keys j <= i + (Lk - Lq)
   float scale = 1;      // usually 1/sqrt(D)
   Dropout dropout;      // on the probabilities: element (packed query row, key index within its sequence) of head n
 };
 
-// Math: out[i] = sum_j dropout(softmax_j(scale * q[i].k[j])) * v[j] for each head; lse[i] = log sum exp of the scaled scores.
-// A query without visible keys gives out = 0, lse = -inf.
-// Shapes: out [q_tokens, N, D]; lse f32 [q_tokens, N].
-// Implementations: "flash" (blocked, scores never written to memory; the default) and "materialised" (the papers' form: a
-// product, softmax, a product, holding N * sum Lq*Lk scores). Force one with Context::force("attention", ...).
+// Math: out[i] = sum_j dropout(softmax_j(scale * q[i].k[j])) * v[j] for each head; lse[i] = log sum exp of the scaled
+// scores. A query without visible keys gives out = 0, lse = -inf. Shapes: out [q_tokens, N, D]; lse f32 [q_tokens, N].
+// Implementations: "flash" (blocked, scores never written to memory; the default) and "materialised" (the papers' form:
+// a product, softmax, a product, holding N * sum Lq*Lk scores). Force one with Context::force("attention", ...).
 // Errors: std::invalid_argument if shapes or dtypes do not fit or offsets do not rise.
 void attention_forward(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse);
 

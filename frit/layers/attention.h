@@ -1,0 +1,56 @@
+// Self-attention and cross-attention sublayers.
+#pragma once
+#include "frit/layers/layer.h"
+
+namespace frit {
+
+struct SelfAttention {
+  LayerNorm norm;  // in front
+  Linear qkv;      // [3H, H]: the rows of q, then k, then v; three parameters on disk
+  Linear out;      // [H, H]
+  Place place;     // of weights; a struct of gradients needs none
+};
+struct SelfAttentionSaved {
+  NormSaved norm;
+  Buffer qkv;    // [tokens, 3H]
+  Buffer heads;  // attention's output [tokens, H]
+  Buffer lse;    // f32 [tokens, N]
+};
+
+// Math: y = residual + dropout(attention(q, k, v of norm(x)) * out^T + bias).
+// Shapes: x, y [tokens, H]; offsets i32 [sequences + 1].
+Buffer self_attention_forward(Context& context, const LayerOptions& options, const SelfAttention& w,
+                              const Tensor& offsets, bool causal, Buffer x, SelfAttentionSaved& saved);
+// Returns dx; gradients go to dw, added to if accumulate.
+Buffer self_attention_backward(Context& context, const LayerOptions& options, const SelfAttention& w,
+                               const Tensor& offsets, bool causal, Buffer dy, SelfAttentionSaved& saved,
+                               bool accumulate, const SelfAttention& dw);
+
+// Keys and values come ready from the layer-batched product over the encoder's output.
+struct CrossAttention {
+  LayerNorm norm;
+  Linear q;    // [H, H]
+  Linear out;  // [H, H]
+  Place place;
+};
+struct CrossAttentionSaved {
+  NormSaved norm;
+  Buffer q;      // [tokens, H]
+  Buffer heads;  // [tokens, H]
+  Buffer lse;    // f32 [tokens, N]
+};
+// One layer's keys and values, and where its queries' and keys' sequences begin.
+struct CrossKeysValues {
+  Tensor k, v;       // [source tokens, H], any row stride
+  Tensor q_offsets;  // i32 [sequences + 1], target side
+  Tensor k_offsets;  // i32 [sequences + 1], source side
+};
+
+Buffer cross_attention_forward(Context& context, const LayerOptions& options, const CrossAttention& w,
+                               const CrossKeysValues& kv, Buffer x, CrossAttentionSaved& saved);
+// Writes dk and dv (as kv.k, any row stride); returns dx.
+Buffer cross_attention_backward(Context& context, const LayerOptions& options, const CrossAttention& w,
+                                const CrossKeysValues& kv, Buffer dy, CrossAttentionSaved& saved, bool accumulate,
+                                const CrossAttention& dw, const Tensor& dk, const Tensor& dv);
+
+}  // namespace frit

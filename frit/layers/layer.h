@@ -1,0 +1,104 @@
+// What all layers share: weights, options, the norm in front of a sublayer, and the end of one.
+//
+// A stack of layers is a chain of sublayers (attention, cross attention, feed-forward), each with a norm IN FRONT of
+// it:
+//   n = norm(x);  y = r + dropout(f(n) + bias),  r = x (pre-LN) or n (post-LN);  and one more norm behind the last.
+// Post-LN in the usual writing, h' = norm(h + dropout(f(h) + bias)), is this same chain with every norm counted to the
+// sublayer that follows it; its first sublayer has none (its input is the embedding). One code serves both, and what is
+// kept for backward is the same: the norm's input, and the norm's output unless it is rebuilt.
+//
+// Weights and gradients are plain structs of Tensors of one type: `w` and `dw` go into backward side by side. Forward
+// takes its input Buffer over and keeps in `saved` what backward needs; backward releases each piece when it has
+// served.
+#pragma once
+#include <cmath>
+#include <string>
+#include <string_view>
+
+#include "frit/backend/context.h"
+#include "frit/ops/bias_activation_dropout/bias_activation_dropout.h"
+
+namespace frit {
+
+// y = x * weight^T + bias.
+struct Linear {
+  Tensor weight;  // [out, in]
+  Tensor bias;    // [out]
+};
+
+// Undefined gamma: no norm.
+struct LayerNorm {
+  Tensor gamma, beta;  // [H]
+};
+
+// Where a sublayer stands: its path for names in plans, and the dropout sites hashed from it.
+struct Place {
+  Place() = default;
+  explicit Place(std::string path);
+  std::string path;  // "encoder.0.self_attention"
+  uint32_t output = 0, probabilities = 0, activation = 0;
+};
+
+// How a stack's layers run; the same for all layers of a stack.
+struct LayerOptions {
+  int64_t heads = 1;
+  Activation activation = Activation::kRelu;
+  bool pre_norm = false;
+  float eps = 1e-5f;
+  float p_hidden = 0, p_attention = 0, p_activation = 0;  // chances to zero; all 0 without training
+  bool training = false;                                  // false: nothing is kept for backward
+  bool recompute = false;  // true: norm outputs and activations are rebuilt in backward instead of kept (the same bits)
+};
+
+// Allocates a temporary; while planning it is called path.name.
+Buffer allocate(Context& context, const Place& place, Shape shape, DType dtype, std::string_view name);
+// Fills a tensor with zeros; does nothing while planning.
+void fill_zero(Context& context, const Tensor& tensor);
+
+struct NormSaved {
+  Buffer x;           // the norm's input [tokens, H]; without a norm the sublayer's input
+  Buffer y;           // its output, if there is a norm
+  Buffer mean, rstd;  // f32 [tokens]
+  // What the sublayer's function reads.
+  const Tensor& output() const { return y.defined() ? y.tensor() : x.tensor(); }
+};
+
+// Math: y = norm(x), or x itself where w has no gamma. Returns saved.output().
+Tensor norm_forward(Context& context, const LayerOptions& options, const LayerNorm& w, const Place& place, Buffer x,
+                    NormSaved& saved);
+// Lets go of the output where backward rebuilds it.
+void norm_drop_output(const LayerOptions& options, NormSaved& saved);
+// The output again, rebuilt if it was let go.
+Tensor norm_output(Context& context, const LayerOptions& options, const LayerNorm& w, const Place& place,
+                   NormSaved& saved);
+// Math: dx = norm's backward of dy + dresidual (optional), written over dy. Releases all of saved.
+Buffer norm_backward(Context& context, const LayerNorm& w, Buffer dy, const Tensor& dresidual, NormSaved& saved,
+                     bool accumulate, const LayerNorm& dw);
+
+// The end of a sublayer. Math: y = residual + dropout(y + bias), in place; residual as options.pre_norm says.
+void end_sublayer_forward(Context& context, const LayerOptions& options, const Place& place, const Tensor& bias,
+                          const NormSaved& saved, const Tensor& y);
+
+// A sublayer's backward from both ends. Math: dz = dropout's backward of dy, dbias (+)= its column sums. dz() is dy
+// itself where nothing is dropped. After the function's backward, `finish` adds the residual and goes back through the
+// norm.
+class SublayerBackward {
+ public:
+  SublayerBackward(Context& context, const LayerOptions& options, const Place& place, Buffer dy, bool accumulate,
+                   const Tensor& dbias);
+  const Tensor& dz() const { return dz_.defined() ? dz_.tensor() : dy_.tensor(); }
+  // dz is no longer read.
+  void release_dz() { dz_.release(); }
+  // Math: dn = da * weight (+ dy in post-LN); dx = norm's backward of dn (+ dy in pre-LN). Releases da first of all it
+  // can. Shapes: da [tokens, K]; weight [K, H]; returns dx [tokens, H].
+  Buffer finish(Buffer da, const Tensor& weight, const LayerNorm& norm, NormSaved& saved, const LayerNorm& dnorm);
+
+ private:
+  Context& context_;
+  const LayerOptions& options_;
+  const Place& place_;
+  bool accumulate_;
+  Buffer dy_, dz_;
+};
+
+}  // namespace frit

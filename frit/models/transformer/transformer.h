@@ -1,0 +1,162 @@
+// The encoder-decoder Transformer: parameters by name, one training step, evaluation, and its directory on disk.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "frit/backend/context.h"
+#include "frit/layers/decoder_layer.h"
+#include "frit/layers/embedding.h"
+#include "frit/layers/encoder_layer.h"
+#include "frit/layers/output.h"
+#include "frit/memory/workspace.h"
+#include "frit/models/transformer/config.h"
+
+namespace frit {
+
+// A packed batch as Tensors: ids and labels i32 [tokens], offsets i32 [sentences + 1].
+struct BatchView {
+  Tensor source_ids, source_offsets;
+  Tensor target_ids, labels, target_offsets;
+
+  int64_t source_tokens() const { return source_ids.dim(0); }
+  int64_t target_tokens() const { return labels.dim(0); }
+
+  // A view of anything with frit::Batch's five vectors, which must outlive it.
+  template <typename Batch>
+  static BatchView of(const Batch& batch) {
+    return {view(batch.source_ids), view(batch.source_offsets), view(batch.target_ids), view(batch.labels),
+            view(batch.target_offsets)};
+  }
+  // Shapes without data, for planning.
+  static BatchView planned(int64_t sentences, int64_t source_tokens, int64_t target_tokens);
+
+ private:
+  static Tensor view(const std::vector<int32_t>& values) {
+    return Tensor(const_cast<int32_t*>(values.data()), DType::kI32, {static_cast<int64_t>(values.size())});
+  }
+};
+
+// Sums over a batch's target tokens (labels >= 0), in double. Averages are the caller's: it knows the whole step's
+// tokens.
+struct Loss {
+  double loss = 0;  // label-smoothed cross entropy
+  double nll = 0;   // -log p(label): perplexity is exp(nll / tokens)
+  int64_t tokens = 0;
+};
+
+struct StepOptions {
+  CriterionOptions criterion;  // label smoothing; rows of logits held at a time
+  bool accumulate = false;     // add to the gradients (second and later micro-batches) instead of overwriting them
+  bool recompute =
+      false;  // rebuild norm outputs and activations in backward instead of keeping them: same bits, less memory
+};
+
+struct InitOptions {
+  enum class Kind : uint8_t { kXavierUniform, kNormal };
+  Kind kind = Kind::kXavierUniform;  // of matrices; biases are 0, gammas 1, betas 0
+  double normal_std = 0.02;          // kNormal
+  // Embeddings and learned positions are N(0, 1/H); the pad token's row is 0.
+};
+
+// Weights as the chain of sublayers reads them (see frit/layers/layer.h: each sublayer has its norm in front, whatever
+// the names on disk count it to). The same struct holds views of the parameters and of the gradients.
+struct TransformerWeights {
+  Embedding source, target;
+  std::vector<EncoderLayer> encoder;
+  LayerNorm encoder_norm;  // behind the encoder's last layer
+  Linear cross;            // keys and values of all decoder layers: [layers * 2H, H], rows [k_0; v_0; k_1; v_1; ...]
+  std::vector<DecoderLayer> decoder;
+  LayerNorm decoder_norm;  // behind the decoder's last layer
+  Output output;
+};
+
+class Transformer {
+ public:
+  struct Options {
+    Precision precision = Precision::kF32;
+    bool training = false;  // gradients and optimizer state are allocated too
+    int moments = 2;        // Adam 2, SGD with momentum 1
+    DType gradient_dtype = DType::kF32;
+  };
+
+  // All parameters are 0: initialise() or load_weights() next. Errors: frit::Error if the configuration is not valid,
+  // or if it is to be trained with layerdrop.
+  Transformer(const TransformerConfig& config, const Options& options);
+  ~Transformer();
+  Transformer(const Transformer&) = delete;
+  Transformer& operator=(const Transformer&) = delete;
+
+  const TransformerConfig& config() const { return config_; }
+  Workspace& workspace() { return *workspace_; }
+  const Workspace& workspace() const { return *workspace_; }
+  // The parameters' names, shapes and groups; what the constructor makes its workspace from.
+  static ParameterLayout layout(const TransformerConfig& config);
+
+  // Each value depends on (seed, parameter's name, position in it) alone.
+  void initialise(uint32_t seed, const InitOptions& options = {});
+
+  // Forward and backward: gradients of scale[0] * (sum of the tokens' losses). scale is 1 / (target tokens of the whole
+  // step) times the loss scale. Dropout as the configuration says; the context's random key and stream decide the
+  // masks. Returns sums (zeros while planning). Shapes: scale f32 [1]. Errors: std::invalid_argument if the model was
+  // not built for training, or the batch's shapes, ids or lengths do not fit.
+  Loss train_step(Context& context, const BatchView& batch, const Tensor& scale, const StepOptions& options = {});
+  // Loss without dropout and without gradients.
+  Loss evaluate(Context& context, const BatchView& batch, const CriterionOptions& options = {});
+  // The encoder's output [source tokens, H].
+  Buffer encode(Context& context, const Tensor& source_ids, const Tensor& source_offsets);
+  // Keys and values of all decoder layers [source tokens, layers * 2H] from the encoder's output.
+  Buffer cross_keys_values(Context& context, const Tensor& memory);
+  // Layer l's part of them. Shapes: k, v [source tokens, H], strided.
+  CrossKeysValues cross_of_layer(const Tensor& keys_values, int64_t layer, const Tensor& q_offsets,
+                                 const Tensor& k_offsets) const;
+  // Logits [target tokens, V] of the batch, bias added; labels are not read.
+  Buffer logits(Context& context, const BatchView& batch);
+
+  // What decoding reads.
+  const TransformerWeights& weights() const { return weights_; }
+  float embedding_scale() const;
+  LayerOptions encoder_options() const { return layer_options(config_.encoder_heads, false, false); }  // of inference
+  LayerOptions decoder_options() const { return layer_options(config_.decoder_heads, false, false); }
+  // final_logits_bias, f32 [V]; undefined if it is all zeros.
+  Tensor logits_bias() const { return weights_.output.bias; }
+  // Errors: std::invalid_argument unless there is one value a target token.
+  void set_logits_bias(const std::vector<float>& values);
+
+  // Reads a directory as Frit or transformers' save_pretrained writes it: config.json and model.safetensors (or
+  // shards), in f32, bf16 or f16. Errors: frit::Error naming each tensor that is missing, unexpected or of another
+  // shape.
+  static std::unique_ptr<Transformer> load(const std::string& directory, const Options& options);
+  void load_weights(const std::string& directory);
+  // Writes config.json, generation_config.json and model.safetensors (temporary names, flushed, renamed); creates the
+  // directory. Parameters are written as f32 (with the master or the residual) or rounded to bf16.
+  void save(const std::string& directory, const GenerationConfig& generation, DType dtype = DType::kF32) const;
+  void save(const std::string& directory) const { save(directory, GenerationConfig::for_model(config_)); }
+  // model.safetensors alone.
+  void save_weights(const std::string& path, DType dtype = DType::kF32) const;
+
+ private:
+  struct Tape;
+  void make_positions();
+  TransformerWeights bind(bool gradients) const;
+  LayerOptions layer_options(int64_t heads, bool training, bool recompute) const;
+  void check(const BatchView& batch) const;
+  // Encoder and decoder up to the output projection's input; what backward needs goes to the tape.
+  Buffer forward(Context& context, const BatchView& batch, const LayerOptions& encoder, const LayerOptions& decoder,
+                 Tape& tape);
+  void backward(Context& context, const BatchView& batch, const LayerOptions& encoder, const LayerOptions& decoder,
+                Buffer dx, bool accumulate, Tape& tape);
+  Loss criterion(Context& context, const BatchView& batch, const CriterionOptions& options, const Tensor& x,
+                 const Tensor& scale, bool accumulate);
+
+  TransformerConfig config_;
+  std::unique_ptr<Workspace> workspace_;
+  std::vector<uint8_t> positions_;  // sinusoidal table, in the compute dtype
+  std::vector<float> logits_bias_;
+  TransformerWeights weights_, gradients_;
+  Place encoder_place_{"encoder"}, decoder_place_{"decoder"};
+  std::unique_ptr<Tape> tape_;
+};
+
+}  // namespace frit

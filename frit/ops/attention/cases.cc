@@ -1,0 +1,249 @@
+#include <cmath>
+#include <limits>
+
+#include "frit/ops/attention/attention.h"
+#include "frit/ops/attention/cpu.h"
+#include "frit/ops/case.h"
+
+namespace frit {
+namespace {
+
+struct Problem {
+  std::vector<int64_t> q_lengths = {};
+  std::vector<int64_t> k_lengths = {};  // empty: the same as q_lengths
+  int64_t n = 1, d = 1;
+  bool causal = false;
+  float p_drop = 0;
+  DType dtype = DType::kF32;
+  const char* variant = "flash";
+  int64_t stride = 0;  // of q, k and v and their gradients; 0: contiguous
+  double gain = 1;     // deviation of q and k: larger makes sharper softmax
+  float scale = 0;     // 0: 1/sqrt(d)
+};
+
+// Everything the oracle needs of one query and head.
+struct Scores {
+  const Arrays& in;
+  const Problem& problem;
+  Dropout dropout;
+  float scale;
+  int64_t n, d;
+
+  template <typename Body>
+  void each_query(Body&& body) const {
+    const Array &qo = in.at("q_offsets"), &ko = in.at("k_offsets");
+    for (int64_t s = 0; s + 1 < qo.dim(0); ++s) {
+      const int64_t q0 = static_cast<int64_t>(qo[s]), lq = static_cast<int64_t>(qo[s + 1]) - q0;
+      const int64_t k0 = static_cast<int64_t>(ko[s]), lk = static_cast<int64_t>(ko[s + 1]) - k0;
+      for (int64_t i = 0; i < lq; ++i) {
+        const int64_t keys = problem.causal ? std::clamp<int64_t>(i + lk - lq + 1, 0, lk) : lk;
+        for (int64_t h = 0; h < n; ++h) body(q0 + i, k0, keys, h);
+      }
+    }
+  }
+  int64_t at(int64_t token, int64_t head) const { return (token * n + head) * d; }
+  double dot(const Array& a, int64_t i, const Array& b, int64_t j) const {
+    double sum = 0;
+    for (int64_t x = 0; x < d; ++x) sum += a[i + x] * b[j + x];
+    return sum;
+  }
+  // Probabilities of one query; returns log sum exp.
+  double probabilities(int64_t query, int64_t k0, int64_t keys, int64_t h, std::vector<double>& p) const {
+    p.resize(keys);
+    double top = -std::numeric_limits<double>::infinity(), sum = 0;
+    for (int64_t j = 0; j < keys; ++j) {
+      p[j] = static_cast<double>(scale) * dot(in.at("q"), at(query, h), in.at("k"), at(k0 + j, h));
+      top = std::max(top, p[j]);
+    }
+    for (double& x : p) sum += x = std::exp(x - top);
+    for (double& x : p) x /= sum;
+    return keys == 0 ? top : top + std::log(sum);
+  }
+  double factor(int64_t query, int64_t key, int64_t h) const {
+    if (!dropout.active()) return 1;
+    return dropout.keep(query, key, static_cast<uint32_t>(h)) ? dropout.scale() : 0;
+  }
+};
+
+int64_t sum_of(const std::vector<int64_t>& v) {
+  int64_t sum = 0;
+  for (int64_t x : v) sum += x;
+  return sum;
+}
+
+std::string text_of(const std::vector<int64_t>& v) {
+  if (v.size() > 6) return fmt::format("{}sequences,{}tokens", v.size(), sum_of(v));
+  std::string s;
+  for (int64_t x : v) s += (s.empty() ? "" : ",") + std::to_string(x);
+  return s.empty() ? "none" : s;
+}
+
+OpCase make(Problem problem) {
+  if (problem.k_lengths.empty()) problem.k_lengths = problem.q_lengths;
+  const int64_t tq = sum_of(problem.q_lengths), tk = sum_of(problem.k_lengths), n = problem.n, d = problem.d;
+  const DType dtype = problem.dtype;
+  const float scale = problem.scale != 0 ? problem.scale : 1 / std::sqrt(static_cast<float>(d));
+  const Dropout dropout{problem.p_drop, dropout_site("attention.cases"), 3, {11, 12}};
+  OpCase c;
+  c.name =
+      fmt::format("q{}/k{}/N{}D{}{}{}/{}/{}{}{}", text_of(problem.q_lengths), text_of(problem.k_lengths), n, d,
+                  problem.causal ? "/causal" : "", problem.p_drop > 0 ? fmt::format("/drop{}", problem.p_drop) : "",
+                  name_of(dtype), problem.variant, problem.stride ? fmt::format("/stride{}", problem.stride) : "",
+                  problem.gain != 1 ? fmt::format("/gain{}", problem.gain) : "");
+  c.variant = problem.variant;
+  c.inputs = {
+      {"q", dtype, {tq, n, d}, fill_normal(0, problem.gain), problem.stride},
+      {"k", dtype, {tk, n, d}, fill_normal(0, problem.gain), problem.stride},
+      {"v", dtype, {tk, n, d}, fill_normal(), problem.stride},
+      {"q_offsets", DType::kI32, {static_cast<int64_t>(problem.q_lengths.size()) + 1}, fill_offsets(problem.q_lengths)},
+      {"k_offsets",
+       DType::kI32,
+       {static_cast<int64_t>(problem.k_lengths.size()) + 1},
+       fill_offsets(problem.k_lengths)}};
+  c.outputs = {{"out", dtype, {tq, n, d}}, {"lse", DType::kF32, {tq, n}}};
+  const auto args = [=](const Tensors& t) {
+    return AttentionArgs{.q = t.at("q"),
+                         .k = t.at("k"),
+                         .v = t.at("v"),
+                         .q_offsets = t.at("q_offsets"),
+                         .k_offsets = t.at("k_offsets"),
+                         .causal = problem.causal,
+                         .scale = scale,
+                         .dropout = dropout};
+  };
+  c.forward = [=](Context& context, const Tensors& t) {
+    attention_forward(context, args(t), t.at("out"), t.at("lse"));
+  };
+  c.oracle = [=](const Arrays& in, Arrays& result) {
+    const Scores scores{in, problem, dropout, scale, n, d};
+    Array &out = result["out"], &lse = result["lse"];
+    const Array& v = in.at("v");
+    std::vector<double> p;
+    scores.each_query([&](int64_t query, int64_t k0, int64_t keys, int64_t h) {
+      lse[query * n + h] = scores.probabilities(query, k0, keys, h, p);
+      for (int64_t j = 0; j < keys; ++j) {
+        const double w = p[j] * scores.factor(query, j, h);
+        for (int64_t x = 0; x < d; ++x) out[scores.at(query, h) + x] += w * v[scores.at(k0 + j, h) + x];
+      }
+    });
+  };
+  c.tolerance["lse"] = {1e-5 * problem.gain * problem.gain, 1e-5};
+  c.incoming = {"out"};
+  c.differentiable = {"q", "k", "v"};
+  c.backward = [=](Context& context, const Tensors& t, bool) {
+    attention_backward(context, args(t), t.at("out"), t.at("lse"), t.at("dout"), t.at("dq"), t.at("dk"), t.at("dv"));
+  };
+  c.gradient_oracle = [=](const Arrays& in, Arrays& result) {
+    const Scores scores{in, problem, dropout, scale, n, d};
+    const Array &q = in.at("q"), &k = in.at("k"), &v = in.at("v"), &dout = in.at("dout");
+    Array &dq = result["dq"], &dk = result["dk"], &dv = result["dv"];
+    std::vector<double> p, g;
+    scores.each_query([&](int64_t query, int64_t k0, int64_t keys, int64_t h) {
+      scores.probabilities(query, k0, keys, h, p);
+      g.resize(keys);
+      double mean = 0;
+      for (int64_t j = 0; j < keys; ++j) {
+        g[j] = scores.factor(query, j, h) * scores.dot(dout, scores.at(query, h), v, scores.at(k0 + j, h));
+        mean += p[j] * g[j];
+      }
+      for (int64_t j = 0; j < keys; ++j) {
+        const double w = p[j] * scores.factor(query, j, h), ds = scale * p[j] * (g[j] - mean);
+        const int64_t at_q = scores.at(query, h), at_k = scores.at(k0 + j, h);
+        for (int64_t x = 0; x < d; ++x) {
+          dv[at_k + x] += w * dout[at_q + x];
+          dq[at_q + x] += ds * k[at_k + x];
+          dk[at_k + x] += ds * q[at_q + x];
+        }
+      }
+    });
+  };
+  int64_t pairs = 0, longest = 0;
+  for (size_t s = 0; s < problem.q_lengths.size(); ++s) {
+    const int64_t lq = problem.q_lengths[s], lk = problem.k_lengths[s];
+    longest = std::max({longest, lq, lk});
+    pairs += problem.causal ? lq * lk - lq * (lq - 1) / 2 : lq * lk;
+  }
+  // Sums over many keys or queries: errors grow like a random walk; sharper softmax carries the scores' own rounding
+  // on.
+  const double grown = std::max(1.0, std::sqrt(longest / 64.0)) * problem.gain * problem.gain;
+  for (const char* name : {"q", "k", "v"}) c.gradient_tolerance[name] = tolerance_for(dtype, 4 * grown);
+  c.tolerance["out"] = tolerance_for(dtype, std::max(1.0, problem.gain * problem.gain / 4));
+  const int64_t e = size_of(dtype);
+  c.forward_budget.bytes = (2 * tq + 2 * tk) * n * d * e + tq * n * 4;
+  c.forward_budget.flops = 4.0 * static_cast<double>(pairs * n * d);
+  c.backward_budget.bytes = (4 * tq + 4 * tk) * n * d * e + tq * n * 4;
+  c.backward_budget.flops = 10.0 * static_cast<double>(pairs * n * d);  // with the scores computed again
+  if (problem.variant == std::string("flash")) {
+    c.forward_budget.scratch_bytes = attention_flash_forward_scratch(3, d);
+    c.backward_budget.scratch_bytes = attention_flash_backward_scratch(3, tq, n, d);
+    c.forward_budget.regions = tq * n > 0;
+    c.backward_budget.regions = problem.q_lengths.empty() || n == 0 ? 0 : 1;
+  }
+  // A finite difference costs thirteen oracles for each of three inputs.
+  if (pairs * n * d > 200000) c.finite_difference_step = 0;
+  return c;
+}
+
+}  // namespace
+
+std::vector<OpCase> attention_cases() {
+  std::vector<OpCase> cases;
+  const auto add = [&](Problem p) { cases.push_back(make(std::move(p))); };
+  for (const char* variant : {"flash"}) {
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      for (float p_drop : {0.0f, 0.1f}) {
+        const auto with = [&](Problem p) {
+          p.dtype = dtype, p.variant = variant, p.p_drop = p_drop;
+          add(p);
+        };
+        with({.q_lengths = {}, .n = 3, .d = 8});
+        with({.q_lengths = {0}, .n = 3, .d = 8});
+        with({.q_lengths = {1}, .n = 1, .d = 1});
+        with({.q_lengths = {1, 0, 2}, .n = 3, .d = 7});
+        with({.q_lengths = {31, 32, 33}, .n = 3, .d = 16});
+        with({.q_lengths = {5, 9, 1, 17}, .n = 4, .d = 32, .causal = true});
+        with({.q_lengths = {23, 60, 8}, .n = 2, .d = 64});
+        with({.q_lengths = {65}, .n = 1, .d = 33, .causal = true});
+        with({.q_lengths = {4, 0, 7}, .k_lengths = {6, 3, 0}, .n = 2, .d = 12});
+        with({.q_lengths = {4, 3, 1}, .k_lengths = {9, 3, 30}, .n = 2, .d = 5, .causal = true});
+        with({.q_lengths = {9, 40}, .k_lengths = {4, 33}, .n = 3, .d = 6, .causal = true});  // some queries see nothing
+        with({.q_lengths = {130},
+              .k_lengths = {3},
+              .n = 1,
+              .d = 4,
+              .causal = true});  // whole blocks of queries see nothing
+        with({.q_lengths = {3, 63}, .k_lengths = {129, 64}, .n = 2, .d = 20});
+        with({.q_lengths = {15, 16, 17}, .n = 5, .d = 13, .stride = 3 * 5 * 13});
+      }
+    }
+    for (float p_drop : {0.0f, 0.3f}) {
+      add({.q_lengths = {257}, .n = 2, .d = 8, .causal = true, .p_drop = p_drop, .variant = variant});
+      add({.q_lengths = {1}, .k_lengths = {1023}, .n = 1, .d = 31, .p_drop = p_drop, .variant = variant});
+      add({.q_lengths = {1025}, .k_lengths = {1}, .n = 1, .d = 1, .p_drop = p_drop, .variant = variant});
+      add({.q_lengths = {1023}, .n = 1, .d = 3, .causal = true, .p_drop = p_drop, .variant = variant});
+      add({.q_lengths = {2, 1024}, .n = 1, .d = 4, .p_drop = p_drop, .dtype = DType::kBF16, .variant = variant});
+      add({.q_lengths = {33},
+           .k_lengths = {1025},
+           .n = 1,
+           .d = 32,
+           .causal = true,
+           .p_drop = p_drop,
+           .variant = variant});
+      add({.q_lengths = {70, 5}, .n = 2, .d = 24, .p_drop = p_drop, .variant = variant, .gain = 4});
+    }
+    add({.q_lengths = {2, 3}, .n = 2, .d = 8, .p_drop = 0.1f, .variant = variant, .stride = int64_t{1} << 30});
+    add({.q_lengths = {2, 3},
+         .n = 2,
+         .d = 8,
+         .causal = true,
+         .dtype = DType::kBF16,
+         .variant = variant,
+         .stride = int64_t{1} << 30});
+    add({.q_lengths = {12}, .n = 1, .d = 8, .variant = variant, .scale = 1.5f});
+    add({.q_lengths = {3, 2}, .n = 1, .d = 1023, .variant = variant});
+    add({.q_lengths = {2, 1}, .n = 31, .d = 1025, .variant = variant});
+  }
+  return cases;
+}
+
+}  // namespace frit

@@ -1,0 +1,274 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "frit/ops/optimizer/cpu.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "frit/backend/cpu/simd-inl.h"
+#include "frit/ops/optimizer/cpu.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace frit::HWY_NAMESPACE {
+
+// 16 random bits for each element of an aligned group of kRoundingGroup elements (a power of two, 8 a Philox block).
+HWY_INLINE size_t rounding_group() {
+  return 8 * hn::Lanes(hn::ScalableTag<uint64_t>());
+}
+HWY_INLINE void rounding_bits(PhiloxKey key, int64_t group_begin, uint16_t* bits) {
+  // Each 64-bit lane runs one Philox block, so that a 32x32 -> 64 product is one instruction.
+  const hn::ScalableTag<uint64_t> du64;
+  using V64 = hn::Vec<decltype(du64)>;
+  const hn::Repartition<uint32_t, decltype(du64)> du32;
+  const auto low = hn::Set(du64, 0xffffffffull);
+  const V64 m0 = hn::Set(du64, kPhiloxM0), m1 = hn::Set(du64, kPhiloxM1);
+  const auto product = [&](V64 a, V64 b) { return hn::MulEven(hn::BitCast(du32, a), hn::BitCast(du32, b)); };
+  const V64 block = hn::Iota(du64, static_cast<uint64_t>(group_begin) / 8);
+  V64 c0 = hn::And(block, low), c1 = hn::ShiftRight<32>(block), c2 = hn::Zero(du64), c3 = hn::Set(du64, kRoundingSite);
+  for (int round = 0; round < 10; ++round) {
+    const V64 p0 = product(m0, c0), p1 = product(m1, c2);
+    c0 = hn::Xor(hn::Xor(hn::ShiftRight<32>(p1), c1), hn::Set(du64, key.k0));
+    c2 = hn::Xor(hn::Xor(hn::ShiftRight<32>(p0), c3), hn::Set(du64, key.k1));
+    c1 = hn::And(p1, low), c3 = hn::And(p0, low);
+    key.k0 += kPhiloxW0, key.k1 += kPhiloxW1;
+  }
+  hn::StoreInterleaved2(hn::Or(c0, hn::ShiftLeft<32>(c1)), hn::Or(c2, hn::ShiftLeft<32>(c3)), du64,
+                        reinterpret_cast<uint64_t*>(bits));
+}
+
+HWY_INLINE auto load_bits(const bfloat16* p) {
+  return hn::PromoteTo(DU32(), hn::LoadU(DU16Half(), reinterpret_cast<const uint16_t*>(p)));
+}
+// Lanes are below 65536.
+template <typename V>
+HWY_INLINE void store_bits(V v, bfloat16* p) {
+  const hn::RebindToSigned<DU32> di;
+  hn::StoreU(hn::DemoteTo(DU16Half(), hn::BitCast(di, v)), DU16Half(), reinterpret_cast<uint16_t*>(p));
+}
+
+// Pointers to one vector's elements in each block.
+template <typename P, typename G>
+struct Slots {
+  P* p;
+  const G* g;
+  float* m;
+  float* v;
+  float* master;
+  bfloat16* residual;
+  const uint16_t* random;
+};
+
+// The current fp32 value of the parameters.
+template <Precision kPrecision, typename P, typename G>
+HWY_INLINE VF load_parameters(const Slots<P, G>& s) {
+  if constexpr (kPrecision == Precision::kBF16Master) {
+    return load(s.master);
+  } else if constexpr (kPrecision == Precision::kBF16Residual) {
+    const auto low = load_bits(s.residual);
+    const auto high = hn::Sub(load_bits(s.p), hn::ShiftRight<15>(low));  // as join_float
+    return hn::BitCast(DF(), hn::Or(hn::ShiftLeft<16>(high), low));
+  } else {
+    return load(s.p);
+  }
+}
+
+template <Precision kPrecision, typename P, typename G>
+HWY_INLINE void store_parameters(VF value, const Slots<P, G>& s) {
+  const DU32 du;
+  // One NaN for all: adding to the bits of some would run over into the sign and make a number of them.
+  const auto u = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(value)), hn::Set(du, 0x7fc00000u), hn::BitCast(du, value));
+  if constexpr (kPrecision == Precision::kBF16Master) {
+    store(value, s.master);
+    store(value, s.p);
+  } else if constexpr (kPrecision == Precision::kBF16Residual) {  // as split_float
+    store_bits(hn::ShiftRight<16>(hn::Add(u, hn::Set(du, 0x8000u))), s.p);
+    store_bits(hn::And(u, hn::Set(du, 0xffffu)), s.residual);
+  } else if constexpr (kPrecision == Precision::kBF16Stochastic) {
+    const auto random = hn::PromoteTo(du, hn::LoadU(DU16Half(), s.random));
+    store_bits(hn::ShiftRight<16>(hn::Add(u, random)), s.p);
+  } else {
+    store(value, s.p);
+  }
+}
+
+// Mul and Add stay apart on purpose, see "Math" in optimizer.h.
+template <bool kAdam, Precision kPrecision, typename P, typename G>
+HWY_INLINE void update_vector(const OptimizerConstants& c, const Slots<P, G>& s) {
+  const DF d;
+  VF p = load_parameters<kPrecision>(s);
+  VF g = hn::Mul(hn::Set(d, c.gradient_scale), load(s.g));
+  g = hn::Add(g, hn::Mul(hn::Set(d, c.weight_decay_l2), p));
+  if constexpr (kAdam) {
+    p = hn::Mul(p, hn::Set(d, c.weight_keep));
+    const VF m_old = load(s.m), difference = hn::Sub(g, m_old);
+    const VF m = c.lerp_from_gradient ? hn::Sub(g, hn::Mul(hn::Set(d, c.beta1), difference))
+                                      : hn::Add(m_old, hn::Mul(hn::Set(d, c.one_minus_beta1), difference));
+    const VF v =
+        hn::Add(hn::Mul(load(s.v), hn::Set(d, c.beta2)), hn::Mul(hn::Mul(hn::Set(d, c.one_minus_beta2), g), g));
+    const VF denominator = hn::Add(hn::Div(hn::Sqrt(v), hn::Set(d, c.bias2_sqrt)), hn::Set(d, c.eps));
+    p = hn::Add(p, hn::Div(hn::Mul(hn::Set(d, c.minus_step_size), m), denominator));
+    store(m, s.m);
+    store(v, s.v);
+  } else {
+    VF m = g;
+    if (s.m) {
+      m = hn::Add(hn::Mul(load(s.m), hn::Set(d, c.momentum)), g);
+      store(m, s.m);
+    }
+    p = hn::Add(p, hn::Mul(hn::Set(d, c.minus_step_size), m));
+  }
+  store_parameters<kPrecision>(p, s);
+}
+
+template <typename T>
+HWY_INLINE T* shift(T* p, int64_t i) {
+  return p ? p + i : nullptr;
+}
+
+// c by value: a local copy cannot alias what the loop stores.
+// Elements [begin, end), which lie in one rounding group if random is given (random[0] belongs to `begin`).
+template <bool kAdam, Precision kPrecision, typename P, typename G>
+HWY_INLINE void update_run(OptimizerConstants c, const Slots<P, G>& base, int64_t begin, int64_t end,
+                           const uint16_t* random) {
+  const int64_t step = static_cast<int64_t>(lanes());
+  const auto slots = [&](int64_t i) {
+    return Slots<P, G>{base.p + i,
+                       base.g + i,
+                       shift(base.m, i),
+                       shift(base.v, i),
+                       shift(base.master, i),
+                       shift(base.residual, i),
+                       shift(random, i - begin)};
+  };
+  int64_t i = begin;
+  for (; i + step <= end; i += step) update_vector<kAdam, kPrecision>(c, slots(i));
+  if (i == end) return;
+  // The tail runs as a whole vector on copies, so that its bits are those of any other place.
+  constexpr size_t kMost = HWY_MAX_BYTES / sizeof(float);
+  P p[kMost] = {};
+  G g[kMost] = {};
+  float m[kMost] = {}, v[kMost] = {}, master[kMost] = {};
+  bfloat16 residual[kMost] = {};
+  uint16_t bits[kMost] = {};
+  const Slots<P, G> from = slots(i);
+  const size_t n = static_cast<size_t>(end - i);
+  const auto copy = [n](auto* to, const auto* source) {
+    if (source) std::memcpy(to, source, n * sizeof(*to));
+  };
+  copy(p, from.p), copy(g, from.g), copy(m, from.m), copy(v, from.v), copy(master, from.master);
+  copy(residual, from.residual), copy(bits, from.random);
+  update_vector<kAdam, kPrecision>(
+      c, Slots<P, G>{p, g, from.m ? m : nullptr, from.v ? v : nullptr, master, residual, bits});
+  const auto copy_back = [n](auto* to, const auto* source) {
+    if (to) std::memcpy(to, source, n * sizeof(*to));
+  };
+  copy_back(from.p, p), copy_back(from.m, m), copy_back(from.v, v), copy_back(from.master, master);
+  copy_back(from.residual, residual);
+}
+
+template <bool kAdam, Precision kPrecision, typename P, typename G>
+void update(const OptimizerConstants& c, const OptimizerBlocks& b, PhiloxKey key, int64_t begin, int64_t end) {
+  const auto floats = [](const Tensor& t) { return t.defined() ? t.data<float>() : nullptr; };
+  Slots<P, G> base{b.parameters.data<P>(), b.gradients.data<G>(), nullptr, nullptr, nullptr, nullptr, nullptr};
+  if (kAdam || c.momentum != 0) base.m = floats(b.moment1);
+  if (kAdam) base.v = floats(b.moment2);
+  if (kPrecision == Precision::kBF16Master) base.master = floats(b.master);
+  if (kPrecision == Precision::kBF16Residual) base.residual = b.residual.data<bfloat16>();
+  if constexpr (kPrecision == Precision::kBF16Stochastic) {
+    HWY_ALIGN uint16_t bits[8 * HWY_MAX_BYTES / sizeof(uint64_t)];
+    const int64_t group = static_cast<int64_t>(rounding_group());
+    while (begin < end) {
+      const int64_t group_begin = begin / group * group, stop = std::min(end, group_begin + group);
+      rounding_bits(key, group_begin, bits);
+      update_run<kAdam, kPrecision>(c, base, begin, stop, bits + (begin - group_begin));
+      begin = stop;
+    }
+  } else {
+    update_run<kAdam, kPrecision>(c, base, begin, end, nullptr);
+  }
+}
+
+template <bool kAdam>
+void update_kind(const OptimizerConstants& c, const OptimizerBlocks& b, PhiloxKey key, int64_t begin, int64_t end) {
+  const auto bf16 = [&]<Precision kPrecision>() {
+    if (b.gradients.dtype() == DType::kF32)
+      update<kAdam, kPrecision, bfloat16, float>(c, b, key, begin, end);
+    else
+      update<kAdam, kPrecision, bfloat16, bfloat16>(c, b, key, begin, end);
+  };
+  switch (b.precision) {
+    case Precision::kF32:
+      return update<kAdam, Precision::kF32, float, float>(c, b, key, begin, end);
+    case Precision::kBF16Master:
+      return bf16.template operator()<Precision::kBF16Master>();
+    case Precision::kBF16Stochastic:
+      return bf16.template operator()<Precision::kBF16Stochastic>();
+    case Precision::kBF16Residual:
+      return bf16.template operator()<Precision::kBF16Residual>();
+  }
+}
+void update_adam(const OptimizerConstants& c, const OptimizerBlocks& b, PhiloxKey key, int64_t begin, int64_t end) {
+  update_kind<true>(c, b, key, begin, end);
+}
+void update_sgd(const OptimizerConstants& c, const OptimizerBlocks& b, PhiloxKey key, int64_t begin, int64_t end) {
+  update_kind<false>(c, b, key, begin, end);
+}
+
+}  // namespace frit::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace frit {
+HWY_EXPORT(update_adam);
+HWY_EXPORT(update_sgd);
+
+namespace {
+
+OptimizerConstants constants_of(const OptimizerArgs& args, const OptimizerStep& step, bool decays) {
+  const bool adam = args.kind != OptimizerKind::kSgd;
+  const double decay = decays ? args.weight_decay : 0, lr = step.learning_rate;
+  const bool decoupled = args.kind == OptimizerKind::kAdamW;
+  const double bias1 = adam ? 1 - std::pow(args.beta1, static_cast<double>(step.step)) : 1;
+  const double bias2 = adam ? 1 - std::pow(args.beta2, static_cast<double>(step.step)) : 1;
+  OptimizerConstants c;
+  c.gradient_scale = step.gradient_scale;
+  c.weight_decay_l2 = static_cast<float>(decoupled ? 0 : decay);
+  c.weight_keep = static_cast<float>(decoupled ? 1 - lr * decay : 1);
+  c.one_minus_beta1 = static_cast<float>(1 - args.beta1);
+  c.beta1 = static_cast<float>(args.beta1);
+  c.beta2 = static_cast<float>(args.beta2);
+  c.one_minus_beta2 = static_cast<float>(1 - args.beta2);
+  c.bias2_sqrt = static_cast<float>(std::sqrt(bias2));
+  c.eps = static_cast<float>(args.eps);
+  c.minus_step_size = static_cast<float>(-lr / bias1);
+  c.momentum = static_cast<float>(args.momentum);
+  c.lerp_from_gradient = 1 - args.beta1 >= 0.5;
+  return c;
+}
+
+}  // namespace
+
+void optimizer_step_cpu(Context& context, const OptimizerArgs& args, const OptimizerStep& step,
+                        const OptimizerBlocks& blocks, int64_t begin, int64_t end) {
+  const OptimizerConstants decaying = constants_of(args, step, true), plain = constants_of(args, step, false);
+  const PhiloxKey key{args.seed, static_cast<uint32_t>(step.step)};
+  const auto run = [&](const OptimizerConstants& c, int64_t from, int64_t to) {
+    if (from >= to) return;
+    if (args.kind == OptimizerKind::kSgd)
+      HWY_DYNAMIC_DISPATCH(update_sgd)(c, blocks, key, from, to);
+    else
+      HWY_DYNAMIC_DISPATCH(update_adam)(c, blocks, key, from, to);
+  };
+  // Pieces of whole cache lines of every block.
+  constexpr int64_t kUnit = 64;
+  const int64_t first = begin / kUnit, units = (end + kUnit - 1) / kUnit - first;
+  context.pool().parallel_for(begin < end ? units : 0, 256, [&](int64_t from, int64_t to, int) {
+    from = std::max(begin, (first + from) * kUnit), to = std::min(end, (first + to) * kUnit);
+    run(decaying, from, std::min(to, args.decay_end));
+    run(plain, std::max(from, args.decay_end), to);
+  });
+}
+
+}  // namespace frit
+#endif

@@ -1,0 +1,173 @@
+#include <cmath>
+#include <limits>
+
+#include "frit/ops/case.h"
+#include "frit/ops/softmax/softmax.h"
+
+namespace frit {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct Problem {
+  int64_t rows = 1, cols = 1;
+  DType dtype = DType::kF32;
+  DType y_dtype = DType::kF32;
+  bool lengths = false, mask = false;
+  float p_drop = 0;
+  int64_t rows_per_head = 0;
+  bool in_place = false;      // y is x; no backward
+  bool forward_only = false;  // y in y_dtype; otherwise y, like dy, has x's dtype and dx has y_dtype
+  float scale = 0.7f;
+  int64_t stride = 0;  // of x
+};
+
+// Every fourth row is masked whole, the others at random.
+Fill fill_mask() {
+  return [](CaseRandom& r, Array& a) {
+    const int64_t cols = a.dim(1);
+    for (int64_t i = 0; i < static_cast<int64_t>(a.v.size()); ++i)
+      a.v[i] = (cols > 0 && i / cols % 4 == 3) || r.uniform() < 0.2 ? -kInfinity : r.normal();
+  };
+}
+// Lengths from 0 to cols, both included.
+Fill fill_lengths(int64_t cols) {
+  return [cols](CaseRandom& r, Array& a) {
+    for (int64_t i = 0; i < static_cast<int64_t>(a.v.size()); ++i)
+      a.v[i] = static_cast<double>(i == 0 ? 0 : i == 1 ? cols : r.below(cols + 1));
+  };
+}
+
+OpCase make(Problem problem) {
+  const int64_t rows = problem.rows, cols = problem.cols;
+  const Dropout dropout{problem.p_drop, dropout_site("softmax.cases"), 1, {5, 6}};
+  OpCase c;
+  c.name =
+      fmt::format("{}x{}/{}->{}{}{}{}{}{}{}", rows, cols, name_of(problem.dtype), name_of(problem.y_dtype),
+                  problem.lengths ? "/lengths" : "", problem.mask ? "/mask" : "",
+                  problem.p_drop > 0 ? fmt::format("/drop{}", problem.p_drop) : "",
+                  problem.rows_per_head ? fmt::format("/heads of {}", problem.rows_per_head) : "",
+                  problem.in_place ? "/in place" : "", problem.stride ? fmt::format("/stride{}", problem.stride) : "");
+  c.inputs = {{"x", problem.dtype, {rows, cols}, fill_normal(0, 3), problem.stride}};
+  if (problem.lengths) c.inputs.push_back({"lengths", DType::kI32, {rows}, fill_lengths(cols)});
+  if (problem.mask) c.inputs.push_back({"mask", DType::kF32, {rows, cols}, fill_mask()});
+  const std::string y = problem.in_place ? "x" : "y";
+  c.outputs = {{y,
+                problem.in_place ? problem.dtype : problem.y_dtype,
+                {rows, cols},
+                fill_normal(),
+                problem.in_place ? problem.stride : 0},
+               {"lse", DType::kF32, {rows}}};
+  const auto args = [=](const Tensors& t) {
+    SoftmaxArgs a;
+    a.scale = problem.scale;
+    if (problem.lengths) a.lengths = t.at("lengths");
+    if (problem.mask) a.mask = t.at("mask");
+    a.dropout = dropout, a.first_row = 17, a.rows_per_head = problem.rows_per_head;
+    return a;
+  };
+  // Scaled and masked scores of a row, and their log sum exp.
+  const auto scores = [=](const Arrays& in, int64_t r, std::vector<double>& s) {
+    s.assign(cols, -kInfinity);
+    const int64_t length = problem.lengths ? static_cast<int64_t>(in.at("lengths")[r]) : cols;
+    double top = -kInfinity, sum = 0;
+    for (int64_t j = 0; j < length; ++j) {
+      s[j] = static_cast<double>(problem.scale) * in.at("x")[r * cols + j] +
+             (problem.mask ? in.at("mask")[r * cols + j] : 0);
+      top = std::max(top, s[j]);
+    }
+    if (top == -kInfinity) return top;
+    for (double e : s) sum += std::exp(e - top);
+    return top + std::log(sum);
+  };
+  const auto factor = [=](int64_t r, int64_t j) -> double {
+    if (!dropout.active()) return 1;
+    const int64_t per = problem.rows_per_head ? problem.rows_per_head : rows;
+    return dropout.keep(17 + r % per, j, static_cast<uint32_t>(r / per)) ? dropout.scale() : 0;
+  };
+  c.forward = [=](Context& context, const Tensors& t) {
+    softmax_forward(context, t.at("x"), args(t), t.at(y), t.at("lse"));
+  };
+  c.oracle = [=](const Arrays& in, Arrays& out) {
+    std::vector<double> s;
+    for (int64_t r = 0; r < rows; ++r) {
+      const double lse = scores(in, r, s);
+      out["lse"][r] = lse;
+      for (int64_t j = 0; j < cols; ++j)
+        out[y][r * cols + j] = lse == -kInfinity ? 0 : std::exp(s[j] - lse) * factor(r, j);
+    }
+  };
+  c.forward_budget.regions = rows > 0;
+  c.forward_budget.scratch_bytes = 0;
+  c.forward_budget.bytes = rows * cols * (size_of(problem.dtype) + size_of(problem.y_dtype)) + rows * 4;
+  if (problem.forward_only) c.name += "/forward";
+  if (problem.in_place || problem.forward_only) return c;
+  c.incoming = {"y"};
+  c.differentiable = {"x"};
+  // dy has x's dtype, as backward asks.
+  c.outputs[0].dtype = problem.dtype;
+  c.gradient_dtype["x"] = problem.y_dtype;
+  c.backward = [=](Context& context, const Tensors& t, bool) {
+    softmax_backward(context, t.at("dy"), t.at("x"), t.at("lse"), args(t), t.at("dx"));
+  };
+  c.gradient_oracle = [=](const Arrays& in, Arrays& out) {
+    std::vector<double> s;
+    for (int64_t r = 0; r < rows; ++r) {
+      const double lse = scores(in, r, s);
+      if (lse == -kInfinity) continue;
+      double mean = 0;
+      for (int64_t j = 0; j < cols; ++j) mean += std::exp(s[j] - lse) * factor(r, j) * in.at("dy")[r * cols + j];
+      for (int64_t j = 0; j < cols; ++j)
+        out["dx"][r * cols + j] =
+            problem.scale * std::exp(s[j] - lse) * (factor(r, j) * in.at("dy")[r * cols + j] - mean);
+    }
+  };
+  c.backward_budget.regions = rows > 0;
+  c.backward_budget.scratch_bytes = 0;
+  c.backward_budget.bytes = rows * cols * (2 * size_of(problem.dtype) + size_of(problem.y_dtype)) + rows * 4;
+  return c;
+}
+
+}  // namespace
+
+std::vector<OpCase> softmax_cases() {
+  std::vector<OpCase> cases;
+  const auto add = [&](Problem p) { cases.push_back(make(p)); };
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (int64_t cols : {1, 2, 7, 8, 9, 31, 32, 33, 255, 257, 1023, 1024, 1025})
+      add({.rows = 5, .cols = cols, .dtype = dtype, .y_dtype = dtype});
+    for (int64_t cols : {1, 5, 16, 33, 61, 300, 1025})
+      add({.rows = 7, .cols = cols, .dtype = dtype, .y_dtype = dtype, .lengths = true, .p_drop = 0.1f});
+    for (int64_t cols : {3, 31, 40, 257}) {
+      add({.rows = 9, .cols = cols, .dtype = dtype, .y_dtype = dtype, .mask = true});
+      add({.rows = 9,
+           .cols = cols,
+           .dtype = dtype,
+           .y_dtype = dtype,
+           .lengths = true,
+           .mask = true,
+           .p_drop = 0.5f,
+           .rows_per_head = 3});
+    }
+    for (int64_t rows : {0, 1, 31, 32, 33, 1023, 1025})
+      add({.rows = rows, .cols = 12, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.3f});
+    add({.rows = 6, .cols = 0, .dtype = dtype, .y_dtype = dtype});
+    add({.rows = 0, .cols = 0, .dtype = dtype, .y_dtype = dtype});
+    for (int64_t cols : {2047, 2048, 2049, 2600})  // kept on the stack, and not
+      add({.rows = 3, .cols = cols, .dtype = dtype, .y_dtype = dtype, .lengths = cols == 2600, .p_drop = 0.2f});
+    for (int64_t cols : {1, 33, 100, 2500})
+      add({.rows = 4, .cols = cols, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.2f, .in_place = true});
+    for (DType other : {DType::kF32, DType::kBF16})
+      for (bool forward_only : {false, true})
+        add({.rows = 5, .cols = 37, .dtype = dtype, .y_dtype = other, .p_drop = 0.2f, .forward_only = forward_only});
+    add({.rows = 5, .cols = 37, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.2f, .stride = 50});
+    add({.rows = 5, .cols = 33, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.2f, .stride = int64_t{1} << 30});
+    for (int64_t cols : {32, 512}) {
+      add({.rows = 1 << 21 >> (cols == 32 ? 5 : 9), .cols = cols, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.1f});
+      cases.back().benchmark = true, cases.back().test = false;
+    }
+  }
+  return cases;
+}
+
+}  // namespace frit
