@@ -239,6 +239,11 @@ std::vector<OpCase> attention_cases() {
          .dtype = DType::kBF16,
          .variant = variant,
          .stride = int64_t{1} << 30});
+    for (int64_t length : {31, 32, 33, 64})
+      add({.q_lengths = {length}, .n = 3, .d = 9, .causal = length % 2 == 0, .variant = variant});
+    add({.q_lengths = {0, 0, 3}, .k_lengths = {2, 0, 5}, .n = 7, .d = 15, .p_drop = 0.2f, .variant = variant});
+    add({.q_lengths = {1, 1, 1, 1}, .n = 16, .d = 2, .causal = true, .p_drop = 0.2f, .variant = variant});
+    add({.q_lengths = {7, 2}, .n = 0, .d = 8, .variant = variant});
     add({.q_lengths = {12}, .n = 1, .d = 8, .variant = variant, .scale = 1.5f});
     add({.q_lengths = {3, 2}, .n = 1, .d = 1023, .variant = variant});
     add({.q_lengths = {2, 1}, .n = 31, .d = 1025, .variant = variant});
