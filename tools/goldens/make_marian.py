@@ -252,6 +252,8 @@ def main(root):
             text.append(f'{{"name": "{c["name"]}", "params": {json.dumps(c["params"])},\n "outputs": {json.dumps(short, separators=(",", ":"))}}}' +
                         ("," if i + 1 < len(cases) else ""))
         (path / "generate.json").write_text("\n".join(text + ["]}"]) + "\n")
+        for file in path.iterdir():
+            file.chmod(0o644)
 
 
 if __name__ == "__main__":
