@@ -20,8 +20,8 @@ struct BatcherOptions {
   int64_t window = 32768;  // sentence pairs sorted by length together
   bool shuffle = true;     // false: windows in the corpus's order, shortest batches first (for validation)
   uint64_t seed = 1;
-  int32_t decoder_start_id = 0;  // what the decoder reads first: Marian's is the pad id
-  SubwordSampling sampling = {};      // needs the tokenizer
+  int32_t decoder_start_id = 0;   // what the decoder reads first: Marian's is the pad id
+  SubwordSampling sampling = {};  // needs the tokenizer
 };
 
 // Where the next batch stands: all that has to be saved to go on with exactly the same batches.

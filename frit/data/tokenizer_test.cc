@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sentencepiece_processor.h>
 
+#include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -233,6 +234,28 @@ TEST(Tokenizer, IdsComeFromVocabJsonAndLanguageCodesFirst) {
   // A character that only the target's model knows has an id in the shared vocabulary all the same.
   EXPECT_EQ(t.encode(Side::kSource, "ß"), (std::vector<int32_t>{vocabulary["▁"], vocabulary["ß"]}));
   EXPECT_EQ(t.decode(t.encode(Side::kTarget, "das grüne Haus")), "das grüne Haus");
+}
+
+TEST(Tokenizer, EqualsTransformersOnAMarianDirectory) {
+  // tools/data/make_tokenizer_golden.py made this directory and golden.json.
+  const char* root = std::getenv("FRIT_SOURCE_DIR");
+  const std::string directory = std::string(root ? root : ".") + "/frit/data/testdata/marian";
+  const Tokenizer t = Tokenizer::load(directory);
+  const auto golden = nlohmann::json::parse(read_file(directory + "/golden.json"));
+  ASSERT_GT(golden["lines"].size(), 30u);
+  for (const auto& line : golden["lines"]) {
+    const std::string text = line["text"];
+    for (Side side : {Side::kSource, Side::kTarget}) {
+      auto ids = t.encode(side, text);
+      ids.push_back(t.eos_id(side));
+      EXPECT_EQ(ids, line[side == Side::kSource ? "source" : "target"].get<std::vector<int32_t>>()) << text;
+    }
+    auto ids = t.encode(Side::kTarget, text);
+    std::erase(ids, t.unk_id());
+    std::string decoded = t.decode(ids);
+    while (decoded.ends_with(' ')) decoded.pop_back();  // transformers strips both ends
+    EXPECT_EQ(decoded, line["decoded"].get<std::string>());
+  }
 }
 
 TEST(Tokenizer, BrokenDirectoriesAreRefusedInSilence) {

@@ -248,7 +248,7 @@ ModelTensors::ModelTensors(const std::string& directory) {
     const std::string index_path = (base / "model.safetensors.index.json").string();
     std::set<std::string> shards;
     try {
-      const json index = json::parse(read_file(index_path));
+      const json index = json::parse(read_whole_file(index_path));
       for (const auto& [tensor, shard] : index.at("weight_map").items()) {
         const std::string file = shard.get<std::string>();
         if (fs::path(file).filename() != fs::path(file))
@@ -400,7 +400,7 @@ void save_safetensors(const std::string& path, const std::vector<std::pair<std::
   writer.finish();
 }
 
-void write_file(const std::string& path, std::string_view text) {
+void write_whole_file(const std::string& path, std::string_view text) {
   const std::string temporary = temporary_name(path);
   {
     Descriptor d{::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
@@ -421,7 +421,7 @@ void write_file(const std::string& path, std::string_view text) {
   sync_directory_of(path);
 }
 
-std::string read_file(const std::string& path) {
+std::string read_whole_file(const std::string& path) {
   Descriptor d{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   if (d.fd < 0) fail("[file] cannot open {}: {}", path, reason());
   std::string text;

@@ -160,7 +160,7 @@ std::string TransformerConfig::to_json(std::string_view dtype) const {
   j["encoder_layerdrop"] = encoder_layerdrop;
   j["encoder_layers"] = encoder_layers;
   j["eos_token_id"] = eos_id;
-  j["forced_eos_token_id"] = eos_id;
+  j["forced_eos_token_id"] = nullptr;  // its default is 0; what generation forces stands in generation_config.json
   j["init_std"] = 0.02;
   j["is_encoder_decoder"] = true;
   j["max_position_embeddings"] = max_positions;
@@ -206,7 +206,7 @@ TransformerConfig TransformerConfig::from_json(std::string_view text, std::strin
   in.read("max_position_embeddings", c.max_positions);
   std::string activation = name_of(c.activation);
   in.read("activation_function", activation);
-  c.activation = parse_activation(activation);
+  c.activation = parse_activation(activation == "gelu_pytorch_tanh" ? "gelu_new" : activation);
   in.read("share_encoder_decoder_embeddings", c.share_embeddings);
   in.read("tie_word_embeddings", c.tie_output);
   in.read("scale_embedding", c.scale_embedding);
@@ -292,7 +292,8 @@ std::string GenerationConfig::to_json() const {
   if (forced_bos_id >= 0) j["forced_bos_token_id"] = forced_bos_id;
   if (forced_eos_id >= 0) j["forced_eos_token_id"] = forced_eos_id;
   j["length_penalty"] = length_penalty;
-  j["max_length"] = max_length;
+  if (max_length > 0) j["max_length"] = max_length;
+  if (max_new_tokens > 0) j["max_new_tokens"] = max_new_tokens;
   if (min_length > 0) j["min_length"] = min_length;
   if (no_repeat_ngram_size > 0) j["no_repeat_ngram_size"] = no_repeat_ngram_size;
   j["num_beams"] = num_beams;
@@ -306,9 +307,11 @@ GenerationConfig GenerationConfig::from_json(std::string_view text, std::string_
   const json object = parse_object(text, file);
   const Reader in{object, file};
   GenerationConfig g;
-  g.max_length = 20;
+  g.max_length = g.max_new_tokens = 0;
   g.eos_ids.clear();
   in.read("num_beams", g.num_beams), in.read("max_length", g.max_length), in.read("min_length", g.min_length);
+  in.read("max_new_tokens", g.max_new_tokens);
+  if (g.max_length == 0 && g.max_new_tokens == 0) g.max_new_tokens = 20;  // transformers' default
   in.read("length_penalty", g.length_penalty), in.read("repetition_penalty", g.repetition_penalty);
   in.read("no_repeat_ngram_size", g.no_repeat_ngram_size);
   in.read("pad_token_id", g.pad_id), in.read("decoder_start_token_id", g.start_id);
@@ -345,7 +348,7 @@ GenerationConfig GenerationConfig::from_json(std::string_view text, std::string_
 GenerationConfig GenerationConfig::read(const std::string& directory) {
   for (const char* name : {"generation_config.json", "config.json"}) {
     const std::string path = (std::filesystem::path(directory) / name).string();
-    if (std::filesystem::exists(path)) return from_json(read_file(path), path);
+    if (std::filesystem::exists(path)) return from_json(read_whole_file(path), path);
   }
   fail("[config] {} holds neither generation_config.json nor config.json", directory);
 }

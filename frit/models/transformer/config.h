@@ -60,7 +60,8 @@ struct TransformerConfig {
 // How generation_config.json says a model is decoded, unless the user says otherwise.
 struct GenerationConfig {
   int64_t num_beams = 1;
-  int64_t max_length = 512;  // start token and EOS counted, as transformers counts
+  int64_t max_length = 512;    // start token, prefix and EOS counted, as transformers counts; 0: not given
+  int64_t max_new_tokens = 0;  // EOS counted, start token and prefix not; 0: not given. One of the two always is
   int64_t min_length = 0;
   double length_penalty = 1;
   std::string early_stopping = "false";  // "false", "true" or "never"
@@ -75,7 +76,7 @@ struct GenerationConfig {
   // What Frit writes for a model it trained: bad_words [[pad]], forced EOS, max_length as the positions allow.
   static GenerationConfig for_model(const TransformerConfig& config);
   std::string to_json() const;
-  // Missing keys keep transformers' defaults (max_length 20). Unknown keys are ignored. Errors: frit::Error naming the
+  // Missing keys have transformers' defaults (20 new tokens). Unknown keys are ignored. Errors: frit::Error naming the
   // key.
   static GenerationConfig from_json(std::string_view text, std::string_view file = "generation_config.json");
   // generation_config.json of a model directory; if there is none, config.json, where older releases kept these keys.

@@ -100,7 +100,9 @@ TEST(GenerationConfig, ReturnsFromItsJson) {
   EXPECT_EQ(back.forced_eos_id, 0);
   EXPECT_EQ(back.early_stopping, "never");
   EXPECT_EQ(back.eos_ids, (std::vector<int64_t>{0, 7}));
-  EXPECT_EQ(GenerationConfig::from_json("{}").max_length, 20);
+  EXPECT_EQ(back.max_length, 512);
+  EXPECT_EQ(GenerationConfig::from_json("{}").max_new_tokens, 20);
+  EXPECT_EQ(GenerationConfig::from_json(R"({"max_new_tokens": 5})").max_length, 0);
   EXPECT_THROW(GenerationConfig::from_json(R"({"bad_words_ids": [3]})"), Error);
   EXPECT_THROW(GenerationConfig::from_json(R"({"early_stopping": "perhaps"})"), Error);
   EXPECT_THROW(GenerationConfig::from_json(R"({"num_beams": 1.5})"), Error);

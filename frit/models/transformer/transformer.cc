@@ -453,7 +453,7 @@ void Transformer::set_logits_bias(const std::vector<float>& values) {
 
 std::unique_ptr<Transformer> Transformer::load(const std::string& directory, const Options& options) {
   const std::string path = (std::filesystem::path(directory) / "config.json").string();
-  auto model = std::make_unique<Transformer>(TransformerConfig::from_json(read_file(path), path), options);
+  auto model = std::make_unique<Transformer>(TransformerConfig::from_json(read_whole_file(path), path), options);
   model->load_weights(directory);
   return model;
 }
@@ -563,8 +563,8 @@ void Transformer::save(const std::string& directory, const GenerationConfig& gen
   if (error) fail("[transformer] cannot create {}: {}", directory, error.message());
   const fs::path base(directory);
   save_weights((base / "model.safetensors").string(), dtype);
-  write_file((base / "generation_config.json").string(), generation.to_json());
-  write_file((base / "config.json").string(), config_.to_json(dtype == DType::kF32 ? "float32" : "bfloat16"));
+  write_whole_file((base / "generation_config.json").string(), generation.to_json());
+  write_whole_file((base / "config.json").string(), config_.to_json(dtype == DType::kF32 ? "float32" : "bfloat16"));
 }
 
 }  // namespace frit

@@ -15,9 +15,15 @@ struct AttentionArgs {
 };
 
 // Math: out[i] = sum_j dropout(softmax_j(scale * q[i].k[j])) * v[j] for each head; lse[i] = log sum exp of the scaled
-// scores. A query without visible keys gives out = 0, lse = -inf. Shapes: out [q_tokens, N, D]; lse f32 [q_tokens, N].
+// scores. A query without visible keys gives out = 0, lse = -inf. A sentence's results have the same bits whatever
+// other sentences are packed with it (but for dropout, whose masks follow the packed row).
+//
+// Shapes: out [q_tokens, N, D]; lse f32 [q_tokens, N].
+//
 // Implementations: "flash" (blocked, scores never written to memory; the default) and "materialised" (the papers' form:
-// a product, softmax, a product, holding N * sum Lq*Lk scores). Force one with Context::force("attention", ...).
+// heads split, then for each sequence a product, softmax, a product, holding its N * Lq * Lk scores; it reads the
+// offsets in planning mode, too). Force one with Context::force("attention", ...).
+//
 // Errors: std::invalid_argument if shapes or dtypes do not fit or offsets do not rise.
 void attention_forward(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse);
 

@@ -189,7 +189,7 @@ OpCase make(Problem problem) {
 std::vector<OpCase> attention_cases() {
   std::vector<OpCase> cases;
   const auto add = [&](Problem p) { cases.push_back(make(std::move(p))); };
-  for (const char* variant : {"flash"}) {
+  for (const char* variant : {"flash", "materialised"}) {
     for (DType dtype : {DType::kF32, DType::kBF16}) {
       for (float p_drop : {0.0f, 0.1f}) {
         const auto with = [&](Problem p) {
@@ -239,10 +239,30 @@ std::vector<OpCase> attention_cases() {
          .dtype = DType::kBF16,
          .variant = variant,
          .stride = int64_t{1} << 30});
+    for (int64_t length : {31, 32, 33, 64})
+      add({.q_lengths = {length}, .n = 3, .d = 9, .causal = length % 2 == 0, .variant = variant});
+    add({.q_lengths = {0, 0, 3}, .k_lengths = {2, 0, 5}, .n = 7, .d = 15, .p_drop = 0.2f, .variant = variant});
+    add({.q_lengths = {1, 1, 1, 1}, .n = 16, .d = 2, .causal = true, .p_drop = 0.2f, .variant = variant});
+    add({.q_lengths = {7, 2}, .n = 0, .d = 8, .variant = variant});
     add({.q_lengths = {12}, .n = 1, .d = 8, .variant = variant, .scale = 1.5f});
     add({.q_lengths = {3, 2}, .n = 1, .d = 1023, .variant = variant});
     add({.q_lengths = {2, 1}, .n = 31, .d = 1025, .variant = variant});
   }
+  // Timed only.
+  const std::vector<int64_t> real = {7,  31, 12, 24, 18, 43, 9, 27, 15, 60, 21, 5,  33, 19, 26, 11,
+                                     38, 16, 22, 29, 13, 51, 8, 35, 17, 25, 6,  41, 14, 20, 28, 10};
+  std::vector<int64_t> batch;
+  for (int i = 0; i < 5; ++i) batch.insert(batch.end(), real.begin(), real.end());
+  const size_t tested = cases.size();
+  for (const char* variant : {"flash", "materialised"}) {
+    add({.q_lengths = std::vector<int64_t>(128, 32), .n = 8, .d = 32, .variant = variant});
+    add({.q_lengths = std::vector<int64_t>(128, 32), .n = 8, .d = 64, .variant = variant});
+    add({.q_lengths = std::vector<int64_t>(8, 512), .n = 8, .d = 64, .variant = variant});
+    add({.q_lengths = batch, .n = 8, .d = 32, .variant = variant});
+    add({.q_lengths = batch, .n = 8, .d = 32, .causal = true, .p_drop = 0.1f, .variant = variant});
+    add({.q_lengths = batch, .n = 8, .d = 32, .dtype = DType::kBF16, .variant = variant});
+  }
+  for (size_t i = tested; i < cases.size(); ++i) cases[i].benchmark = true, cases[i].test = false;
   return cases;
 }
 

@@ -310,7 +310,8 @@ void flash_forward(const AttentionCall& call, int64_t sequence, int64_t head, in
     store(hn::Add(load(top + i), hn::Log(df, load(total + i))), lse + i);
   });
   for (int64_t r = 0; r < rows; ++r) {
-    call.lse[(first_row + r) * call.heads + head] = total[r] == 0 ? top[r] : lse[r];
+    // hn::Log makes a number of NaN.
+    call.lse[(first_row + r) * call.heads + head] = total[r] == 0 ? top[r] : std::isnan(total[r]) ? total[r] : lse[r];
     if (total[r] == 0)
       std::fill_n(out + r * call.out_stride, d, T(0.0f));
     else

@@ -11,4 +11,9 @@ void attention_flash_backward_cpu(Context& context, const AttentionArgs& args, c
 int64_t attention_flash_forward_scratch(int64_t workers, int64_t d);
 int64_t attention_flash_backward_scratch(int64_t workers, int64_t q_tokens, int64_t n, int64_t d);
 
+// As the papers have it; backward computes the scores again, and needs no out.
+void attention_materialised_forward(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse);
+void attention_materialised_backward(Context& context, const AttentionArgs& args, const Tensor& lse, const Tensor& dout,
+                                     const Tensor& dq, const Tensor& dk, const Tensor& dv);
+
 }  // namespace frit

@@ -6,22 +6,22 @@
 
 namespace frit {
 
-void beam_select(Context& context, const Tensor& logits, int64_t count, const Tensor& values, const Tensor& columns, const Tensor& lse,
-                 const Tensor& survivors) {
+void beam_select(Context& context, const Tensor& logits, int64_t count, const Tensor& values, const Tensor& columns,
+                 const Tensor& lse, const Tensor& survivors) {
   FRIT_CHECK(logits.rank() == 2, "[beam_select] logits are {}, expected [rows, V]", logits.to_string());
-  FRIT_CHECK(logits.dtype() == DType::kF32 || logits.dtype() == DType::kBF16, "[beam_select] logits are {}, expected f32 or bf16",
-             logits.to_string());
+  FRIT_CHECK(logits.dtype() == DType::kF32 || logits.dtype() == DType::kBF16,
+             "[beam_select] logits are {}, expected f32 or bf16", logits.to_string());
   const int64_t rows = logits.dim(0), vocabulary = logits.dim(1);
-  FRIT_CHECK(vocabulary <= std::numeric_limits<int32_t>::max(), "[beam_select] logits are {}, expected less than 2^31 columns",
-             logits.to_string());
+  FRIT_CHECK(vocabulary <= std::numeric_limits<int32_t>::max(),
+             "[beam_select] logits are {}, expected less than 2^31 columns", logits.to_string());
   FRIT_CHECK(count >= 1 && count <= vocabulary, "[beam_select] count is {}, expected 1 to V = {}", count, vocabulary);
-  FRIT_CHECK(values.shape() == (Shape{rows, count}) && values.dtype() == DType::kF32, "[beam_select] values are {}, expected f32[{}, {}]",
-             values.to_string(), rows, count);
+  FRIT_CHECK(values.shape() == (Shape{rows, count}) && values.dtype() == DType::kF32,
+             "[beam_select] values are {}, expected f32[{}, {}]", values.to_string(), rows, count);
   FRIT_CHECK(columns.shape() == (Shape{rows, count}) && columns.dtype() == DType::kI32,
              "[beam_select] columns are {}, expected i32[{}, {}]", columns.to_string(), rows, count);
   if (lse.defined()) {
-    FRIT_CHECK(lse.shape() == Shape{rows} && lse.dtype() == DType::kF32 && lse.contiguous(), "[beam_select] lse is {}, expected f32[{}]",
-               lse.to_string(), rows);
+    FRIT_CHECK(lse.shape() == Shape{rows} && lse.dtype() == DType::kF32 && lse.contiguous(),
+               "[beam_select] lse is {}, expected f32[{}]", lse.to_string(), rows);
   }
   if (survivors.defined()) {
     FRIT_CHECK(survivors.shape() == Shape{rows} && survivors.dtype() == DType::kI32 && survivors.contiguous(),

@@ -31,7 +31,8 @@ float value_of(uint64_t key) {
 }
 
 // Maximum of row[begin, end), as a vector; adds to `bad` where a NaN is.
-template <typename T> HWY_INLINE VF maximum(const T* row, size_t begin, size_t end, VF& bad) {
+template <typename T>
+HWY_INLINE VF maximum(const T* row, size_t begin, size_t end, VF& bad) {
   const size_t step = lanes();
   VF top = hn::Set(DF(), kLowest);
   for (size_t i = begin; i < end; i += step) {
@@ -43,7 +44,8 @@ template <typename T> HWY_INLINE VF maximum(const T* row, size_t begin, size_t e
 }
 
 // The row's group maxima, and its log-sum-exp if lse is not null. False: the row holds a NaN.
-template <typename T> bool scan_row(const T* row, size_t cols, size_t group, float* maxima, float* lse) {
+template <typename T>
+bool scan_row(const T* row, size_t cols, size_t group, float* maxima, float* lse) {
   const DF d;
   const size_t step = lanes();
   VF bad = hn::Zero(d), sum = hn::Zero(d);
@@ -71,17 +73,19 @@ template <typename T> bool scan_row(const T* row, size_t cols, size_t group, flo
   if (group < kBlock)
     for (size_t begin = 0; begin < cols; begin += group) {
       float most = kLowest;
-      for (size_t i = begin, end = std::min(cols, begin + group); i < end; ++i) most = std::max(most, static_cast<float>(row[i]));
+      for (size_t i = begin, end = std::min(cols, begin + group); i < end; ++i)
+        most = std::max(most, static_cast<float>(row[i]));
       maxima[groups++] = most;
     }
   if (lse) *lse = std::isinf(top) ? top : static_cast<float>(top + std::log(static_cast<double>(sum_of_lanes(sum))));
   return true;
 }
 
-// The first `count` keys of the row in order, at the start of `keys`. maxima: room for one number a group, then another.
-// Returns how many logits were at or above the threshold.
+// The first `count` keys of the row in order, at the start of `keys`. maxima: room for one number a group, then
+// another. Returns how many logits were at or above the threshold.
 template <typename T>
-int64_t select_row(const T* row, size_t cols, size_t group, size_t count, float* maxima, uint64_t* keys, size_t capacity) {
+int64_t select_row(const T* row, size_t cols, size_t group, size_t count, float* maxima, uint64_t* keys,
+                   size_t capacity) {
   const DF d;
   const size_t groups = (cols + group - 1) / group, step = lanes();
   float* sorted = maxima + groups;
@@ -121,12 +125,13 @@ int64_t select_row(const T* row, size_t cols, size_t group, size_t count, float*
 
 template <typename T>
 int64_t select_rows_of(const Tensor& logits, int64_t count, int64_t group, const Tensor& values, const Tensor& columns,
-                       const Tensor& lse, const Tensor& survivors, int64_t begin, int64_t end, float* maxima, uint64_t* keys,
-                       int64_t capacity) {
+                       const Tensor& lse, const Tensor& survivors, int64_t begin, int64_t end, float* maxima,
+                       uint64_t* keys, int64_t capacity) {
   const size_t cols = static_cast<size_t>(logits.dim(1));
   for (int64_t r = begin; r < end; ++r) {
     const T* row = logits.data<T>() + r * logits.row_stride();
-    if (!scan_row(row, cols, static_cast<size_t>(group), maxima, lse.defined() ? lse.data<float>() + r : nullptr)) return r;
+    if (!scan_row(row, cols, static_cast<size_t>(group), maxima, lse.defined() ? lse.data<float>() + r : nullptr))
+      return r;
     const int64_t found = select_row(row, cols, static_cast<size_t>(group), static_cast<size_t>(count), maxima, keys,
                                      static_cast<size_t>(capacity));
     if (survivors.defined()) survivors.data<int32_t>()[r] = static_cast<int32_t>(found);
@@ -139,11 +144,13 @@ int64_t select_rows_of(const Tensor& logits, int64_t count, int64_t group, const
 }
 
 // Returns the first row with a NaN, or -1.
-int64_t select_rows(const Tensor& logits, int64_t count, int64_t group, const Tensor& values, const Tensor& columns, const Tensor& lse,
-                    const Tensor& survivors, int64_t begin, int64_t end, float* maxima, uint64_t* keys, int64_t capacity) {
-  return logits.dtype() == DType::kF32
-             ? select_rows_of<float>(logits, count, group, values, columns, lse, survivors, begin, end, maxima, keys, capacity)
-             : select_rows_of<bfloat16>(logits, count, group, values, columns, lse, survivors, begin, end, maxima, keys, capacity);
+int64_t select_rows(const Tensor& logits, int64_t count, int64_t group, const Tensor& values, const Tensor& columns,
+                    const Tensor& lse, const Tensor& survivors, int64_t begin, int64_t end, float* maxima,
+                    uint64_t* keys, int64_t capacity) {
+  return logits.dtype() == DType::kF32 ? select_rows_of<float>(logits, count, group, values, columns, lse, survivors,
+                                                               begin, end, maxima, keys, capacity)
+                                       : select_rows_of<bfloat16>(logits, count, group, values, columns, lse, survivors,
+                                                                  begin, end, maxima, keys, capacity);
 }
 
 }  // namespace
@@ -159,8 +166,12 @@ int64_t beam_select_group(int64_t vocabulary, int64_t count) {
   const int64_t group = std::max<int64_t>(1, vocabulary / (8 * count));
   return group < 64 ? group : group / 64 * 64;
 }
-int64_t beam_select_capacity(int64_t vocabulary, int64_t count) { return std::min(vocabulary, std::max<int64_t>(2 * count, 1024)); }
-int64_t beam_select_tasks(int64_t rows) { return std::min<int64_t>(rows, 64); }
+int64_t beam_select_capacity(int64_t vocabulary, int64_t count) {
+  return std::min(vocabulary, std::max<int64_t>(2 * count, 1024));
+}
+int64_t beam_select_tasks(int64_t rows) {
+  return std::min<int64_t>(rows, 64);
+}
 
 void beam_select_cpu(Context& context, const Tensor& logits, int64_t count, const Tensor& values, const Tensor& columns,
                      const Tensor& lse, const Tensor& survivors) {
@@ -173,7 +184,8 @@ void beam_select_cpu(Context& context, const Tensor& logits, int64_t count, cons
   context.pool().run(tasks, [&](int64_t task, int) {
     const int64_t bad = HWY_DYNAMIC_DISPATCH(select_rows)(
         logits, count, group, values, columns, lse, survivors, rows * task / tasks, rows * (task + 1) / tasks,
-        maxima->data<float>() + task * 2 * groups, reinterpret_cast<uint64_t*>(keys->data<int64_t>() + task * capacity), capacity);
+        maxima->data<float>() + task * 2 * groups, reinterpret_cast<uint64_t*>(keys->data<int64_t>() + task * capacity),
+        capacity);
     if (bad >= 0) fail("[beam_select] the logits of row {} hold a NaN", bad);
   });
 }

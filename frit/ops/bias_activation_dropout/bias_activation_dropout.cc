@@ -6,10 +6,14 @@ namespace frit {
 
 const char* name_of(Activation activation) {
   switch (activation) {
-    case Activation::kRelu: return "relu";
-    case Activation::kGelu: return "gelu";
-    case Activation::kGeluTanh: return "gelu_new";
-    case Activation::kSilu: return "swish";
+    case Activation::kRelu:
+      return "relu";
+    case Activation::kGelu:
+      return "gelu";
+    case Activation::kGeluTanh:
+      return "gelu_new";
+    case Activation::kSilu:
+      return "swish";
   }
   return "?";
 }
@@ -26,8 +30,8 @@ namespace {
 
 void check(const Tensor& x, const Tensor& bias) {
   FRIT_CHECK(x.rank() == 2, "[bias_activation_dropout] x is {}, expected [rows, cols]", x.to_string());
-  FRIT_CHECK(x.dtype() == DType::kF32 || x.dtype() == DType::kBF16, "[bias_activation_dropout] x is {}, expected f32 or bf16",
-             x.to_string());
+  FRIT_CHECK(x.dtype() == DType::kF32 || x.dtype() == DType::kBF16,
+             "[bias_activation_dropout] x is {}, expected f32 or bf16", x.to_string());
   if (bias.defined()) {
     FRIT_CHECK(bias.rank() == 1 && bias.dim(0) == x.dim(1) && bias.dtype() == x.dtype() && bias.contiguous(),
                "[bias_activation_dropout] bias is {}, x is {}", bias.to_string(), x.to_string());
@@ -39,23 +43,24 @@ void check(const Tensor& x, const Tensor& bias) {
 void bias_activation_dropout_forward(Context& context, const Tensor& x, const Tensor& bias, Activation activation,
                                      const Dropout& dropout, const Tensor& y) {
   check(x, bias);
-  FRIT_CHECK(y.dtype() == x.dtype() && y.shape() == x.shape(), "[bias_activation_dropout] y is {}, expected {}", y.to_string(),
-             x.to_string());
+  FRIT_CHECK(y.dtype() == x.dtype() && y.shape() == x.shape(), "[bias_activation_dropout] y is {}, expected {}",
+             y.to_string(), x.to_string());
   bias_activation_dropout_forward_cpu(context, x, bias, activation, dropout, y);
 }
 
-void bias_activation_dropout_backward(Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias, Activation activation,
-                                      const Dropout& dropout, bool accumulate, const Tensor& dx, const Tensor& dbias) {
+void bias_activation_dropout_backward(Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias,
+                                      Activation activation, const Dropout& dropout, bool accumulate, const Tensor& dx,
+                                      const Tensor& dbias) {
   check(x, bias);
-  FRIT_CHECK(dy.dtype() == x.dtype() && dy.shape() == x.shape(), "[bias_activation_dropout] dy is {}, expected {}", dy.to_string(),
-             x.to_string());
-  FRIT_CHECK(dx.dtype() == x.dtype() && dx.shape() == x.shape(), "[bias_activation_dropout] dx is {}, expected {}", dx.to_string(),
-             x.to_string());
+  FRIT_CHECK(dy.dtype() == x.dtype() && dy.shape() == x.shape(), "[bias_activation_dropout] dy is {}, expected {}",
+             dy.to_string(), x.to_string());
+  FRIT_CHECK(dx.dtype() == x.dtype() && dx.shape() == x.shape(), "[bias_activation_dropout] dx is {}, expected {}",
+             dx.to_string(), x.to_string());
   if (dbias.defined()) {
-    FRIT_CHECK(dbias.rank() == 1 && dbias.dim(0) == x.dim(1) && dbias.contiguous(), "[bias_activation_dropout] dbias is {}, x is {}",
-               dbias.to_string(), x.to_string());
-    FRIT_CHECK(dbias.dtype() == DType::kF32 || dbias.dtype() == x.dtype(), "[bias_activation_dropout] dbias is {}, expected f32 or {}",
-               dbias.to_string(), name_of(x.dtype()));
+    FRIT_CHECK(dbias.rank() == 1 && dbias.dim(0) == x.dim(1) && dbias.contiguous(),
+               "[bias_activation_dropout] dbias is {}, x is {}", dbias.to_string(), x.to_string());
+    FRIT_CHECK(dbias.dtype() == DType::kF32 || dbias.dtype() == x.dtype(),
+               "[bias_activation_dropout] dbias is {}, expected f32 or {}", dbias.to_string(), name_of(x.dtype()));
   }
   bias_activation_dropout_backward_cpu(context, dy, x, bias, activation, dropout, accumulate, dx, dbias);
 }

@@ -19,17 +19,23 @@ struct Options {
 
 double value(Activation activation, double x) {
   switch (activation) {
-    case Activation::kRelu: return x > 0 ? x : 0;
-    case Activation::kGelu: return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
-    case Activation::kGeluTanh: return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-    case Activation::kSilu: return x / (1 + std::exp(-x));
+    case Activation::kRelu:
+      return x > 0 ? x : 0;
+    case Activation::kGelu:
+      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+    case Activation::kGeluTanh:
+      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Activation::kSilu:
+      return x / (1 + std::exp(-x));
   }
   return 0;
 }
 double slope(Activation activation, double x) {
   switch (activation) {
-    case Activation::kRelu: return x > 0 ? 1 : 0;
-    case Activation::kGelu: return 0.5 * std::erfc(-x / std::sqrt(2.0)) + x * std::exp(-x * x / 2) / std::sqrt(2 * M_PI);
+    case Activation::kRelu:
+      return x > 0 ? 1 : 0;
+    case Activation::kGelu:
+      return 0.5 * std::erfc(-x / std::sqrt(2.0)) + x * std::exp(-x * x / 2) / std::sqrt(2 * M_PI);
     case Activation::kGeluTanh: {
       const double root = std::sqrt(2 / M_PI), t = std::tanh(root * (x + 0.044715 * x * x * x));
       return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * root * (1 + 3 * 0.044715 * x * x);
@@ -44,8 +50,9 @@ double slope(Activation activation, double x) {
 
 OpCase make(int64_t rows, int64_t cols, DType dtype, Activation activation, Options o = {}) {
   OpCase c;
-  c.name = fmt::format("{}x{}/{}/{}/p{}{}{}{}{}{}", rows, cols, name_of(dtype), name_of(activation), o.p_drop, o.bias ? "" : "/no_bias",
-                       o.stride ? "/strided" : "", o.dbias == DType::kF32 ? "" : "/bf16_dbias", o.in_place ? "/y_is_x" : "", o.note);
+  c.name = fmt::format("{}x{}/{}/{}/p{}{}{}{}{}{}", rows, cols, name_of(dtype), name_of(activation), o.p_drop,
+                       o.bias ? "" : "/no_bias", o.stride ? "/strided" : "",
+                       o.dbias == DType::kF32 ? "" : "/bf16_dbias", o.in_place ? "/y_is_x" : "", o.note);
   const Dropout dropout{o.p_drop, dropout_site("case"), 1, {5, 9}};
   const auto factor = [=](int64_t i) {
     return !dropout.active() ? 1 : dropout.keep(i / cols, i % cols) ? static_cast<double>(dropout.scale()) : 0;
@@ -55,16 +62,19 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Activation activation, Opti
   const std::string out = o.in_place ? "x" : "y";
   c.outputs = {{out, dtype, {rows, cols}, fill_normal(), o.stride}};
   c.forward = [=](Context& context, const Tensors& t) {
-    bias_activation_dropout_forward(context, t.at("x"), o.bias ? t.at("bias") : Tensor(), activation, dropout, t.at(out));
+    bias_activation_dropout_forward(context, t.at("x"), o.bias ? t.at("bias") : Tensor(), activation, dropout,
+                                    t.at(out));
   };
   c.oracle = [=](const Arrays& in, Arrays& result) {
     const Array x = in.at("x");
     for (int64_t i = 0; i < rows * cols; ++i)
       result[out][i] = factor(i) * value(activation, x[i] + (o.bias ? in.at("bias")[i % cols] : 0));
   };
-  // The functions themselves are good to about 1e-6 of their value; x + bias, rounded to fp32, moves far tails a little more.
+  // The functions themselves are good to about 1e-6 of their value; x + bias, rounded to fp32, moves far tails a little
+  // more.
   if (dtype == DType::kF32) c.tolerance[out] = {2e-6, 2e-6};
-  c.forward_budget = {rows * cols == 0 ? 0 : 1, 0, rows * cols * size_of(dtype) * 2 + (o.bias ? cols * size_of(dtype) : 0)};
+  c.forward_budget = {rows * cols == 0 ? 0 : 1, 0,
+                      rows * cols * size_of(dtype) * 2 + (o.bias ? cols * size_of(dtype) : 0)};
   if (o.in_place) return c;
   c.incoming = {"y"};
   c.differentiable = {"x"};
@@ -72,23 +82,28 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Activation activation, Opti
     c.differentiable.push_back("bias");
     c.accumulates = {"bias"};
     c.gradient_dtype["bias"] = o.dbias;
-    c.gradient_tolerance["bias"] = tolerance_for(o.dbias, o.dbias == DType::kF32 ? std::max<double>(4, rows / 32.0) : 4);
+    c.gradient_tolerance["bias"] =
+        tolerance_for(o.dbias, o.dbias == DType::kF32 ? std::max<double>(4, rows / 32.0) : 4);
   }
   if (dtype == DType::kF32) c.gradient_tolerance["x"] = {1e-5, 1e-5};
   c.backward = [=](Context& context, const Tensors& t, bool accumulate) {
-    bias_activation_dropout_backward(context, t.at("dy"), t.at("x"), o.bias ? t.at("bias") : Tensor(), activation, dropout, accumulate,
-                                     t.at("dx"), o.bias ? t.at("dbias") : Tensor());
+    bias_activation_dropout_backward(context, t.at("dy"), t.at("x"), o.bias ? t.at("bias") : Tensor(), activation,
+                                     dropout, accumulate, t.at("dx"), o.bias ? t.at("dbias") : Tensor());
   };
   c.gradient_oracle = [=](const Arrays& in, Arrays& result) {
     for (int64_t i = 0; i < rows * cols; ++i) {
-      const double g = in.at("dy")[i] * factor(i) * slope(activation, in.at("x")[i] + (o.bias ? in.at("bias")[i % cols] : 0));
+      const double g =
+          in.at("dy")[i] * factor(i) * slope(activation, in.at("x")[i] + (o.bias ? in.at("bias")[i % cols] : 0));
       result["dx"][i] = g;
       if (o.bias) result["dbias"][i % cols] += g;
     }
   };
   // A step that crosses ReLU's kink gives neither slope; bf16 sums of x + bias hit it exactly.
   if (activation == Activation::kRelu) c.finite_difference_step = dtype == DType::kF32 ? 1e-8 : 0;
-  c.backward_budget = {cols == 0 ? 0 : o.bias ? 2 : rows == 0 ? 0 : 1,
+  c.backward_budget = {cols == 0   ? 0
+                       : o.bias    ? 2
+                       : rows == 0 ? 0
+                                   : 1,
                        o.bias ? static_cast<int64_t>(align_up(partial_sum_pieces(rows) * cols * 4)) : 0,
                        rows * cols * size_of(dtype) * 3 + (o.bias ? cols * size_of(o.dbias) : 0)};
   return c;
@@ -111,15 +126,21 @@ std::vector<OpCase> bias_activation_dropout_cases() {
       cases.push_back(make(33, 65, dtype, activation, {.p_drop = 0}));
       cases.push_back(make(5, 65, dtype, activation, {.p_drop = 0.1f, .bias = false}));
       // Every value from -20 to 20: tails and centre.
-      cases.push_back(make(1, 4001, dtype, activation, {.p_drop = 0, .bias = false, .fill = [](CaseRandom&, Array& a) {
-                             for (int64_t i = 0; i < 4001; ++i) a[i] = -20 + 0.01 * static_cast<double>(i) + 1e-4;
-                           }, .note = "/sweep"}));
+      cases.push_back(make(1, 4001, dtype, activation,
+                           {.p_drop = 0,
+                            .bias = false,
+                            .fill =
+                                [](CaseRandom&, Array& a) {
+                                  for (int64_t i = 0; i < 4001; ++i) a[i] = -20 + 0.01 * static_cast<double>(i) + 1e-4;
+                                },
+                            .note = "/sweep"}));
       cases.push_back(make(4096, 1024, dtype, activation, {.p_drop = 0.1f}));
       cases.back().benchmark = true, cases.back().test = false;
       cases.push_back(make(9, 133, dtype, activation, {.in_place = true}));
     }
     cases.push_back(make(17, 65, dtype, Activation::kGelu, {.stride = 72}));
-    cases.push_back(make(4, 33, dtype, Activation::kSilu, {.stride = int64_t{1} << 30}));  // the last row begins past 2^31 elements
+    cases.push_back(
+        make(4, 33, dtype, Activation::kSilu, {.stride = int64_t{1} << 30}));  // the last row begins past 2^31 elements
     cases.push_back(make(5, 0, dtype, Activation::kGelu));
     cases.push_back(make(4096, 1024, dtype, Activation::kGelu, {.p_drop = 0}));
     cases.back().benchmark = true, cases.back().test = false;

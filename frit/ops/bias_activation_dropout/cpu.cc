@@ -22,8 +22,8 @@ struct Relu {
 };
 
 // Phi(x), the normal distribution function, with a small relative error in both tails, and e^(-x^2/2).
-// Phi(-a) = e^(-a^2/2) * t * P(t) for a >= 0, t = 1 / (1 + 0.35 a), P of degree 8 fitted to a relative error of 3.2e-8 over
-// a in [0, 14] (least maximum, by reweighted least squares against erfc in double precision).
+// Phi(-a) = e^(-a^2/2) * t * P(t) for a >= 0, t = 1 / (1 + 0.35 a), P of degree 8 fitted to a relative error of 3.2e-8
+// over a in [0, 14] (least maximum, by reweighted least squares against erfc in double precision).
 HWY_INLINE void normal_distribution(VF x, VF& phi, VF& bell) {
   const DF d;
   const VF a = hn::Abs(x);
@@ -79,7 +79,8 @@ struct Silu {
 };
 
 template <typename T, typename Act>
-void forward_rows_of(const Tensor& x, const Tensor& bias, const Dropout& dropout, const Tensor& y, int64_t begin, int64_t end) {
+void forward_rows_of(const Tensor& x, const Tensor& bias, const Dropout& dropout, const Tensor& y, int64_t begin,
+                     int64_t end) {
   const size_t cols = static_cast<size_t>(x.dim(1));
   const bool active = dropout.active();
   HWY_ALIGN float factors[kTile];
@@ -102,8 +103,8 @@ void forward_rows_of(const Tensor& x, const Tensor& bias, const Dropout& dropout
 
 // sum: this piece's column sums of dx, or null.
 template <typename T, typename Act>
-void backward_rows_of(const Tensor& dy, const Tensor& x, const Tensor& bias, const Dropout& dropout, const Tensor& dx, int64_t begin,
-                      int64_t end, float* sum) {
+void backward_rows_of(const Tensor& dy, const Tensor& x, const Tensor& bias, const Dropout& dropout, const Tensor& dx,
+                      int64_t begin, int64_t end, float* sum) {
   const size_t cols = static_cast<size_t>(dy.dim(1));
   const bool active = dropout.active();
   HWY_ALIGN float factors[kTile];
@@ -127,17 +128,22 @@ void backward_rows_of(const Tensor& dy, const Tensor& x, const Tensor& bias, con
     }
 }
 
-template <typename Body> void with_activation(Activation activation, Body&& body) {
+template <typename Body>
+void with_activation(Activation activation, Body&& body) {
   switch (activation) {
-    case Activation::kRelu: return body(Relu());
-    case Activation::kGelu: return body(Gelu());
-    case Activation::kGeluTanh: return body(GeluTanh());
-    case Activation::kSilu: return body(Silu());
+    case Activation::kRelu:
+      return body(Relu());
+    case Activation::kGelu:
+      return body(Gelu());
+    case Activation::kGeluTanh:
+      return body(GeluTanh());
+    case Activation::kSilu:
+      return body(Silu());
   }
 }
 
-void forward_rows(const Tensor& x, const Tensor& bias, Activation activation, const Dropout& dropout, const Tensor& y, int64_t begin,
-                  int64_t end) {
+void forward_rows(const Tensor& x, const Tensor& bias, Activation activation, const Dropout& dropout, const Tensor& y,
+                  int64_t begin, int64_t end) {
   with_activation(activation, [&](auto act) {
     if (x.dtype() == DType::kF32)
       forward_rows_of<float, decltype(act)>(x, bias, dropout, y, begin, end);
@@ -178,8 +184,8 @@ void bias_activation_dropout_forward_cpu(Context& context, const Tensor& x, cons
 }
 
 void bias_activation_dropout_backward_cpu(Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias,
-                                          Activation activation, const Dropout& dropout, bool accumulate, const Tensor& dx,
-                                          const Tensor& dbias) {
+                                          Activation activation, const Dropout& dropout, bool accumulate,
+                                          const Tensor& dx, const Tensor& dbias) {
   const int64_t rows = dy.dim(0), cols = dy.dim(1), pieces = partial_sum_pieces(rows);
   Buffer partials;
   if (dbias.defined()) partials = context.allocate({pieces, cols}, DType::kF32, "bias_activation_dropout.partials");
@@ -192,7 +198,8 @@ void bias_activation_dropout_backward_cpu(Context& context, const Tensor& dy, co
   }
   context.pool().run(pieces, [&](int64_t p, int) {
     HWY_DYNAMIC_DISPATCH(backward_rows)
-    (dy, x, bias, activation, dropout, dx, rows * p / pieces, rows * (p + 1) / pieces, partials->data<float>() + p * cols);
+    (dy, x, bias, activation, dropout, dx, rows * p / pieces, rows * (p + 1) / pieces,
+     partials->data<float>() + p * cols);
   });
   add_partial_sums(context, partials, accumulate, dbias);
 }

@@ -1,5 +1,5 @@
-#include "frit/ops/case.h"
 #include "frit/ops/bias_dropout_residual/bias_dropout_residual.h"
+#include "frit/ops/case.h"
 #include "frit/ops/column_sum/cpu.h"
 
 namespace frit {
@@ -15,9 +15,10 @@ struct Options {
 
 OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
   OpCase c;
-  c.name = fmt::format("{}x{}/{}/p{}{}{}{}{}{}", rows, cols, name_of(dtype), o.p_drop, o.bias ? "" : "/no_bias",
-                       o.residual ? "" : "/no_residual", o.stride ? "/strided" : "", o.dbias == DType::kF32 ? "" : "/bf16_dbias",
-                       *o.in_place ? fmt::format("/y_is_{}", o.in_place) : "");
+  c.name =
+      fmt::format("{}x{}/{}/p{}{}{}{}{}{}", rows, cols, name_of(dtype), o.p_drop, o.bias ? "" : "/no_bias",
+                  o.residual ? "" : "/no_residual", o.stride ? "/strided" : "",
+                  o.dbias == DType::kF32 ? "" : "/bf16_dbias", *o.in_place ? fmt::format("/y_is_{}", o.in_place) : "");
   const Dropout dropout{o.p_drop, dropout_site("case"), 3, {11, 7}};
   c.inputs = {{"x", dtype, {rows, cols}, fill_normal(), o.stride}};
   if (o.bias) c.inputs.push_back({"bias", dtype, {cols}});
@@ -25,8 +26,8 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
   const std::string out = *o.in_place ? o.in_place : "y";
   c.outputs = {{out, dtype, {rows, cols}, fill_normal(), o.stride}};
   c.forward = [=](Context& context, const Tensors& t) {
-    bias_dropout_residual_forward(context, t.at("x"), o.bias ? t.at("bias") : Tensor(), o.residual ? t.at("residual") : Tensor(), dropout,
-                                  t.at(out));
+    bias_dropout_residual_forward(context, t.at("x"), o.bias ? t.at("bias") : Tensor(),
+                                  o.residual ? t.at("residual") : Tensor(), dropout, t.at(out));
   };
   c.oracle = [=](const Arrays& in, Arrays& result) {
     const Array x = in.at("x");
@@ -37,7 +38,8 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
       result[out][i] = kept + (o.residual ? in.at("residual")[i] : 0);
     }
   };
-  c.forward_budget = {rows * cols == 0 ? 0 : 1, 0, rows * cols * size_of(dtype) * (o.residual ? 3 : 2) + (o.bias ? cols * size_of(dtype) : 0)};
+  c.forward_budget = {rows * cols == 0 ? 0 : 1, 0,
+                      rows * cols * size_of(dtype) * (o.residual ? 3 : 2) + (o.bias ? cols * size_of(dtype) : 0)};
   if (*o.in_place) return c;
   c.incoming = {"y"};
   c.differentiable = {"x"};
@@ -46,10 +48,12 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
     c.accumulates = {"bias"};
     c.gradient_dtype["bias"] = o.dbias;
     // Sums of many roundings to fp32.
-    c.gradient_tolerance["bias"] = tolerance_for(o.dbias, o.dbias == DType::kF32 ? std::max<double>(4, rows / 32.0) : 4);
+    c.gradient_tolerance["bias"] =
+        tolerance_for(o.dbias, o.dbias == DType::kF32 ? std::max<double>(4, rows / 32.0) : 4);
   }
   c.backward = [=](Context& context, const Tensors& t, bool accumulate) {
-    bias_dropout_residual_backward(context, t.at("dy"), dropout, accumulate, t.at("dx"), o.bias ? t.at("dbias") : Tensor());
+    bias_dropout_residual_backward(context, t.at("dy"), dropout, accumulate, t.at("dx"),
+                                   o.bias ? t.at("dbias") : Tensor());
   };
   c.gradient_oracle = [=](const Arrays& in, Arrays& result) {
     for (int64_t i = 0; i < rows * cols; ++i) {
@@ -59,7 +63,10 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
       if (o.bias) result["dbias"][col] += g;
     }
   };
-  c.backward_budget = {cols == 0 ? 0 : o.bias ? 2 : rows == 0 ? 0 : 1,
+  c.backward_budget = {cols == 0   ? 0
+                       : o.bias    ? 2
+                       : rows == 0 ? 0
+                                   : 1,
                        o.bias ? static_cast<int64_t>(align_up(partial_sum_pieces(rows) * cols * 4)) : 0,
                        rows * cols * size_of(dtype) * 2 + (o.bias ? cols * size_of(o.dbias) : 0)};
   return c;

@@ -16,8 +16,8 @@ namespace {
 constexpr size_t kTile = 512;
 
 template <typename T>
-void forward_rows_of(const Tensor& x, const Tensor& bias, const Tensor& residual, const Dropout& dropout, const Tensor& y, int64_t begin,
-                  int64_t end) {
+void forward_rows_of(const Tensor& x, const Tensor& bias, const Tensor& residual, const Dropout& dropout,
+                     const Tensor& y, int64_t begin, int64_t end) {
   const size_t cols = static_cast<size_t>(x.dim(1));
   const bool active = dropout.active();
   HWY_ALIGN float factors[kTile];
@@ -38,8 +38,8 @@ void forward_rows_of(const Tensor& x, const Tensor& bias, const Tensor& residual
       });
     }
 }
-void forward_rows(const Tensor& x, const Tensor& bias, const Tensor& residual, const Dropout& dropout, const Tensor& y, int64_t begin,
-                  int64_t end) {
+void forward_rows(const Tensor& x, const Tensor& bias, const Tensor& residual, const Dropout& dropout, const Tensor& y,
+                  int64_t begin, int64_t end) {
   if (x.dtype() == DType::kF32)
     forward_rows_of<float>(x, bias, residual, dropout, y, begin, end);
   else
@@ -48,7 +48,8 @@ void forward_rows(const Tensor& x, const Tensor& bias, const Tensor& residual, c
 
 // sum: this piece's column sums of dx, or null.
 template <typename T>
-void backward_rows_of(const Tensor& dy, const Dropout& dropout, const Tensor& dx, int64_t begin, int64_t end, float* sum) {
+void backward_rows_of(const Tensor& dy, const Dropout& dropout, const Tensor& dx, int64_t begin, int64_t end,
+                      float* sum) {
   const size_t cols = static_cast<size_t>(dy.dim(1));
   const bool active = dropout.active();
   const bool copy = active || dx.raw() != dy.raw();
@@ -97,19 +98,21 @@ void bias_dropout_residual_forward_cpu(Context& context, const Tensor& x, const 
   });
 }
 
-void bias_dropout_residual_backward_cpu(Context& context, const Tensor& dy, const Dropout& dropout, bool accumulate, const Tensor& dx,
-                                        const Tensor& dbias) {
+void bias_dropout_residual_backward_cpu(Context& context, const Tensor& dy, const Dropout& dropout, bool accumulate,
+                                        const Tensor& dx, const Tensor& dbias) {
   const int64_t rows = dy.dim(0), cols = dy.dim(1), pieces = partial_sum_pieces(rows);
   Buffer partials;
   if (dbias.defined()) partials = context.allocate({pieces, cols}, DType::kF32, "bias_dropout_residual.partials");
   if (context.planning() || cols == 0) return;
   if (!dbias.defined()) {
-    context.pool().parallel_for(rows, kGrain / cols,
-                                [&](int64_t begin, int64_t end, int) { HWY_DYNAMIC_DISPATCH(backward_rows)(dy, dropout, dx, begin, end, nullptr); });
+    context.pool().parallel_for(rows, kGrain / cols, [&](int64_t begin, int64_t end, int) {
+      HWY_DYNAMIC_DISPATCH(backward_rows)(dy, dropout, dx, begin, end, nullptr);
+    });
     return;
   }
   context.pool().run(pieces, [&](int64_t p, int) {
-    HWY_DYNAMIC_DISPATCH(backward_rows)(dy, dropout, dx, rows * p / pieces, rows * (p + 1) / pieces, partials->data<float>() + p * cols);
+    HWY_DYNAMIC_DISPATCH(backward_rows)
+    (dy, dropout, dx, rows * p / pieces, rows * (p + 1) / pieces, partials->data<float>() + p * cols);
   });
   add_partial_sums(context, partials, accumulate, dbias);
 }

@@ -58,7 +58,8 @@ OpCase make(int64_t tokens, int64_t vocabulary, DType dtype, Options o = {}) {
         out["loss"][t] = a == 0 ? log_sum - x(label) : (1 - a) * (log_sum - x(label)) + a * (log_sum - all / v);
       }
       for (int64_t i = 0; i < vocabulary && !dlogits.empty(); ++i)
-        out[dlogits][t * vocabulary + i] = (std::exp(x(i) - log_sum) - a / v - (i == label ? 1 - a : 0)) * in.at("scale")[0];
+        out[dlogits][t * vocabulary + i] =
+            (std::exp(x(i) - log_sum) - a / v - (i == label ? 1 - a : 0)) * in.at("scale")[0];
     }
   };
   c.oracle = [=](const Arrays& in, Arrays& out) { oracle(in, out, gradient ? "logits" : "", true); };
@@ -88,7 +89,8 @@ OpCase make(int64_t tokens, int64_t vocabulary, DType dtype, Options o = {}) {
 
 // Every fifth logit of a row is -inf (a mask of forbidden tokens), but not the label's.
 void fill_masked(CaseRandom& random, Array& a) {
-  for (size_t i = 0; i < a.v.size(); ++i) a.v[i] = i % 7 == 3 ? -std::numeric_limits<double>::infinity() : random.normal();
+  for (size_t i = 0; i < a.v.size(); ++i)
+    a.v[i] = i % 7 == 3 ? -std::numeric_limits<double>::infinity() : random.normal();
 }
 
 }  // namespace

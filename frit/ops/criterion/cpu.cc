@@ -13,13 +13,15 @@ HWY_BEFORE_NAMESPACE();
 namespace frit::HWY_NAMESPACE {
 namespace {
 
-// A row is cut into at most kChunks chunks of at least kChunk columns. A chunk is read from memory once: its maximum, its sum
-// and its exponentials (against its own maximum, so that nothing has to wait for the row's) come from the first cache.
+// A row is cut into at most kChunks chunks of at least kChunk columns. A chunk is read from memory once: its maximum,
+// its sum and its exponentials (against its own maximum, so that nothing has to wait for the row's) come from the first
+// cache.
 constexpr size_t kChunk = 512, kChunks = 256;
 
 // One row. Logits T; bias B or null. With `scale` not null the row becomes its gradient.
 template <typename T, typename B>
-void criterion_row(T* row, const B* bias, size_t cols, int32_t label, float smoothing, const float* scale, float& loss, float& nll) {
+void criterion_row(T* row, const B* bias, size_t cols, int32_t label, float smoothing, const float* scale, float& loss,
+                   float& nll) {
   const DF d;
   const size_t chunk = std::max(kChunk, (cols + kChunks - 1) / kChunks), chunks = (cols + chunk - 1) / chunk;
   // fp32 logits keep their exponentials in place for the second walk; bf16 would round them, and computes them again.
@@ -55,7 +57,8 @@ void criterion_row(T* row, const B* bias, size_t cols, int32_t label, float smoo
     VF e0 = hn::Zero(d), e1 = e0;
     i = 0;
     for (; i + 2 * step <= width; i += 2 * step) {
-      const VF a = exp_fast(hn::Sub(value(begin + i, step, 0), about)), b = exp_fast(hn::Sub(value(begin + i + step, step, 0), about));
+      const VF a = exp_fast(hn::Sub(value(begin + i, step, 0), about)),
+               b = exp_fast(hn::Sub(value(begin + i + step, step, 0), about));
       e0 = hn::Add(e0, a), e1 = hn::Add(e1, b);
       if (kKeeps && scale) store(a, row + begin + i), store(b, row + begin + i + step);
     }
@@ -69,15 +72,19 @@ void criterion_row(T* row, const B* bias, size_t cols, int32_t label, float smoo
   }
   // tops[k] becomes e^(chunk's maximum - row's maximum).
   const VF row_top = hn::Set(d, top);
-  for_columns(chunks, [&](size_t i, size_t n) HWY_ATTR { store_any(exp_fast(hn::Sub(load_any(tops + i, n), row_top)), tops + i, n); });
+  for_columns(chunks, [&](size_t i, size_t n)
+                          HWY_ATTR { store_any(exp_fast(hn::Sub(load_any(tops + i, n), row_top)), tops + i, n); });
   double total = 0;
   for (size_t k = 0; k < chunks; ++k) total += static_cast<double>(sums[k]) * tops[k];
-  const double log_sum = static_cast<double>(top) + std::log(total), negative = log_sum - static_cast<double>(label_logit);
+  const double log_sum = static_cast<double>(top) + std::log(total),
+               negative = log_sum - static_cast<double>(label_logit);
   nll = static_cast<float>(negative);
   // Not with a smoothing of 0: a -inf logit would make it NaN.
-  loss = smoothing == 0 ? nll
-                        : static_cast<float>((1.0 - static_cast<double>(smoothing)) * negative +
-                                             static_cast<double>(smoothing) * (log_sum - total_logits / static_cast<double>(cols)));
+  loss =
+      smoothing == 0
+          ? nll
+          : static_cast<float>((1.0 - static_cast<double>(smoothing)) * negative +
+                               static_cast<double>(smoothing) * (log_sum - total_logits / static_cast<double>(cols)));
   if (!scale) return;
   const float uniform = smoothing / static_cast<float>(cols);
   const VF shift = hn::Set(d, -uniform * *scale);
@@ -101,8 +108,8 @@ void criterion_row(T* row, const B* bias, size_t cols, int32_t label, float smoo
 }
 
 template <typename T, typename B>
-void criterion_rows_of(const Tensor& logits, const Tensor& bias, const Tensor& labels, float smoothing, const Tensor& scale,
-                       const Tensor& loss, const Tensor& nll, int64_t begin, int64_t end) {
+void criterion_rows_of(const Tensor& logits, const Tensor& bias, const Tensor& labels, float smoothing,
+                       const Tensor& scale, const Tensor& loss, const Tensor& nll, int64_t begin, int64_t end) {
   const size_t cols = static_cast<size_t>(logits.dim(1));
   for (int64_t r = begin; r < end; ++r) {
     T* row = logits.data<T>() + r * logits.row_stride();
@@ -112,12 +119,12 @@ void criterion_rows_of(const Tensor& logits, const Tensor& bias, const Tensor& l
       if (scale.defined()) std::fill(row, row + cols, T(0.0f));
       continue;
     }
-    criterion_row(row, bias.defined() ? bias.data<B>() : nullptr, cols, label, smoothing, scale.defined() ? scale.data<float>() : nullptr,
-                  loss.data<float>()[r], nll.data<float>()[r]);
+    criterion_row(row, bias.defined() ? bias.data<B>() : nullptr, cols, label, smoothing,
+                  scale.defined() ? scale.data<float>() : nullptr, loss.data<float>()[r], nll.data<float>()[r]);
   }
 }
-void criterion_rows(const Tensor& logits, const Tensor& bias, const Tensor& labels, float smoothing, const Tensor& scale,
-                    const Tensor& loss, const Tensor& nll, int64_t begin, int64_t end) {
+void criterion_rows(const Tensor& logits, const Tensor& bias, const Tensor& labels, float smoothing,
+                    const Tensor& scale, const Tensor& loss, const Tensor& nll, int64_t begin, int64_t end) {
   if (logits.dtype() == DType::kF32)
     criterion_rows_of<float, float>(logits, bias, labels, smoothing, scale, loss, nll, begin, end);
   else if (!bias.defined() || bias.dtype() == DType::kF32)
@@ -134,8 +141,8 @@ HWY_AFTER_NAMESPACE();
 namespace frit {
 HWY_EXPORT(criterion_rows);
 
-void criterion_forward_backward_cpu(Context& context, const Tensor& logits, const Tensor& bias, const Tensor& labels, float smoothing,
-                                    const Tensor& scale, const Tensor& loss, const Tensor& nll) {
+void criterion_forward_backward_cpu(Context& context, const Tensor& logits, const Tensor& bias, const Tensor& labels,
+                                    float smoothing, const Tensor& scale, const Tensor& loss, const Tensor& nll) {
   if (context.planning()) return;
   context.pool().parallel_for(logits.dim(0), 8192 / logits.dim(1), [&](int64_t begin, int64_t end, int) {
     HWY_DYNAMIC_DISPATCH(criterion_rows)(logits, bias, labels, smoothing, scale, loss, nll, begin, end);

@@ -4,24 +4,25 @@
 
 namespace frit {
 
-void criterion_forward_backward(Context& context, const Tensor& logits, const Tensor& bias, const Tensor& labels, float smoothing,
-                                const Tensor& scale, const Tensor& loss, const Tensor& nll) {
+void criterion_forward_backward(Context& context, const Tensor& logits, const Tensor& bias, const Tensor& labels,
+                                float smoothing, const Tensor& scale, const Tensor& loss, const Tensor& nll) {
   FRIT_CHECK(logits.rank() == 2, "[criterion] logits are {}, expected [tokens, V]", logits.to_string());
-  FRIT_CHECK(logits.dtype() == DType::kF32 || logits.dtype() == DType::kBF16, "[criterion] logits are {}, expected f32 or bf16",
-             logits.to_string());
+  FRIT_CHECK(logits.dtype() == DType::kF32 || logits.dtype() == DType::kBF16,
+             "[criterion] logits are {}, expected f32 or bf16", logits.to_string());
   const int64_t tokens = logits.dim(0), vocabulary = logits.dim(1);
   FRIT_CHECK(vocabulary > 0, "[criterion] logits are {}, expected at least one column", logits.to_string());
   if (bias.defined()) {
-    FRIT_CHECK(bias.rank() == 1 && bias.dim(0) == vocabulary && bias.contiguous(), "[criterion] bias is {}, logits are {}",
-               bias.to_string(), logits.to_string());
-    FRIT_CHECK(bias.dtype() == DType::kF32 || bias.dtype() == logits.dtype(), "[criterion] bias is {}, expected f32 or {}",
-               bias.to_string(), name_of(logits.dtype()));
+    FRIT_CHECK(bias.rank() == 1 && bias.dim(0) == vocabulary && bias.contiguous(),
+               "[criterion] bias is {}, logits are {}", bias.to_string(), logits.to_string());
+    FRIT_CHECK(bias.dtype() == DType::kF32 || bias.dtype() == logits.dtype(),
+               "[criterion] bias is {}, expected f32 or {}", bias.to_string(), name_of(logits.dtype()));
   }
   FRIT_CHECK(labels.rank() == 1 && labels.dim(0) == tokens && labels.dtype() == DType::kI32 && labels.contiguous(),
              "[criterion] labels are {}, expected i32[{}]", labels.to_string(), tokens);
   FRIT_CHECK(smoothing >= 0 && smoothing <= 1, "[criterion] smoothing is {}, expected 0 to 1", smoothing);
   if (scale.defined()) {
-    FRIT_CHECK(scale.numel() == 1 && scale.dtype() == DType::kF32, "[criterion] scale is {}, expected f32[1]", scale.to_string());
+    FRIT_CHECK(scale.numel() == 1 && scale.dtype() == DType::kF32, "[criterion] scale is {}, expected f32[1]",
+               scale.to_string());
   }
   for (const Tensor* t : {&loss, &nll})
     FRIT_CHECK(t->rank() == 1 && t->dim(0) == tokens && t->dtype() == DType::kF32 && t->contiguous(),

@@ -73,10 +73,12 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
   for (const std::string& name : c.differentiable) {
     c.gradient_dtype[name] = o.gradient;
     // Sums over equal tokens, times the scale.
-    c.gradient_tolerance[name] = tolerance_for(o.gradient, o.gradient == DType::kF32 ? std::max(4.0, std::sqrt(width) * tokens / vocabulary) : 4);
+    c.gradient_tolerance[name] = tolerance_for(
+        o.gradient, o.gradient == DType::kF32 ? std::max(4.0, std::sqrt(width) * tokens / vocabulary) : 4);
   }
   c.backward = [=](Context& context, const Tensors& t, bool accumulate) {
-    embedding_backward(context, args(t), t.at("dy"), o.pad_id, accumulate, t.at("dtable"), learned ? t.at("dpositions") : Tensor());
+    embedding_backward(context, args(t), t.at("dy"), o.pad_id, accumulate, t.at("dtable"),
+                       learned ? t.at("dpositions") : Tensor());
   };
   c.gradient_oracle = [=](const Arrays& in, Arrays& out) {
     const auto at = positions(in);
@@ -90,8 +92,12 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
   };
   if (o.pad_id >= 0) c.finite_difference_step = 0;  // the pad's gradient is withheld, so it is not the derivative
   const int64_t keys = std::max(vocabulary, learned ? places : 0);
-  c.backward_budget = {width == 0 ? 0 : learned ? 2 : 1, static_cast<int64_t>(align_up((keys + 2) * 4) + align_up(tokens * 4)),
-                       tokens * (4 + width * size) + (vocabulary + (learned ? places : 0)) * width * size_of(o.gradient)};
+  c.backward_budget = {
+      width == 0 ? 0
+      : learned  ? 2
+                 : 1,
+      static_cast<int64_t>(align_up((keys + 2) * 4) + align_up(tokens * 4)),
+      tokens * (4 + width * size) + (vocabulary + (learned ? places : 0)) * width * size_of(o.gradient)};
   return c;
 }
 
@@ -116,14 +122,16 @@ std::vector<OpCase> embedding_cases() {
     cases.push_back(make({12, 21}, 65, 11, dtype, {.position_ids = true}));
     cases.push_back(make({1, 1, 1, 1}, 65, 11, dtype, {.position_offset = 17}));
     cases.push_back(make({12, 21}, 65, 11, dtype, {.p_drop = 0, .pad_id = 3}));
-    cases.push_back(make({12, 21}, 65, 1, dtype, {.p_drop = 0.5f}));         // every token the same
-    cases.push_back(make({12, 21}, 65, 3000, dtype));                        // most rows without a token
+    cases.push_back(make({12, 21}, 65, 1, dtype, {.p_drop = 0.5f}));  // every token the same
+    cases.push_back(make({12, 21}, 65, 3000, dtype));                 // most rows without a token
     cases.push_back(make({200, 100}, 40, 20, dtype, {.places = 200}));
     cases.push_back(make({9, 5}, 33, 12, dtype, {.stride = 40}));
-    cases.push_back(make({5, 3}, 33, 5, dtype, {.stride = int64_t{1} << 30, .places = 5}));  // the last row begins past 2^31 elements
+    cases.push_back(make({5, 3}, 33, 5, dtype,
+                         {.stride = int64_t{1} << 30, .places = 5}));  // the last row begins past 2^31 elements
     cases.push_back(make({3}, 0, 5, dtype));
     for (float p : {0.0f, 0.1f}) {
-      cases.push_back(make(std::vector<int64_t>(128, 32), 512, 8000, dtype, {.learned = false, .p_drop = p, .ids = fill_zipf}));
+      cases.push_back(
+          make(std::vector<int64_t>(128, 32), 512, 8000, dtype, {.learned = false, .p_drop = p, .ids = fill_zipf}));
       cases.back().benchmark = true, cases.back().test = false;
     }
   }

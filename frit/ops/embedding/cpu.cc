@@ -15,7 +15,8 @@ namespace {
 // Columns whose dropout factors are made at a time: they stay in the first cache.
 constexpr size_t kTile = 512;
 
-template <typename T> void forward_rows_of(const EmbeddingArgs& args, const Tensor& y, int64_t begin, int64_t end) {
+template <typename T>
+void forward_rows_of(const EmbeddingArgs& args, const Tensor& y, int64_t begin, int64_t end) {
   const size_t cols = static_cast<size_t>(y.dim(1));
   const int32_t* ids = args.ids.data<int32_t>();
   const int32_t* given = args.position_ids.defined() ? args.position_ids.data<int32_t>() : nullptr;
@@ -54,11 +55,12 @@ void forward_rows(const EmbeddingArgs& args, const Tensor& y, int64_t begin, int
     forward_rows_of<bfloat16>(args, y, begin, end);
 }
 
-// out[w] (+)= scale * sum of factor * dy[t] over the tokens order[starts[w]..starts[w + 1]), for rows [begin, end). Sums are
-// in fp32 and rounded once. Row `skipped` gets nothing.
+// out[w] (+)= scale * sum of factor * dy[t] over the tokens order[starts[w]..starts[w + 1]), for rows [begin, end).
+// Sums are in fp32 and rounded once. Row `skipped` gets nothing.
 template <typename T, typename O>
-void sum_rows_of(const Tensor& dy, const Dropout& dropout, float factor_of_all, const int32_t* starts, const int32_t* order,
-                 int64_t skipped, bool accumulate, const Tensor& out, int64_t begin, int64_t end) {
+void sum_rows_of(const Tensor& dy, const Dropout& dropout, float factor_of_all, const int32_t* starts,
+                 const int32_t* order, int64_t skipped, bool accumulate, const Tensor& out, int64_t begin,
+                 int64_t end) {
   const size_t cols = static_cast<size_t>(dy.dim(1));
   const bool active = dropout.active();
   const VF scale = hn::Set(DF(), factor_of_all);
@@ -81,7 +83,8 @@ void sum_rows_of(const Tensor& dy, const Dropout& dropout, float factor_of_all, 
           VF v = load_any(gradient + i, n);
           if (active) v = hn::Mul(v, hn::Load(DF(), factors + i));
           // Missing lanes of v are 0; the factor's are not set.
-          hn::StoreU(hn::Add(hn::LoadU(DF(), sums + i), n == lanes() ? v : hn::IfThenElseZero(hn::FirstN(DF(), n), v)), DF(), sums + i);
+          hn::StoreU(hn::Add(hn::LoadU(DF(), sums + i), n == lanes() ? v : hn::IfThenElseZero(hn::FirstN(DF(), n), v)),
+                     DF(), sums + i);
         });
       }
       for_columns(width, [&](size_t i, size_t n) {
@@ -92,8 +95,8 @@ void sum_rows_of(const Tensor& dy, const Dropout& dropout, float factor_of_all, 
     }
   }
 }
-void sum_rows(const Tensor& dy, const Dropout& dropout, float factor_of_all, const int32_t* starts, const int32_t* order,
-              int64_t skipped, bool accumulate, const Tensor& out, int64_t begin, int64_t end) {
+void sum_rows(const Tensor& dy, const Dropout& dropout, float factor_of_all, const int32_t* starts,
+              const int32_t* order, int64_t skipped, bool accumulate, const Tensor& out, int64_t begin, int64_t end) {
   if (dy.dtype() == DType::kF32)
     sum_rows_of<float, float>(dy, dropout, factor_of_all, starts, order, skipped, accumulate, out, begin, end);
   else if (out.dtype() == DType::kF32)
@@ -120,9 +123,10 @@ void embedding_forward_cpu(Context& context, const EmbeddingArgs& args, const Te
 
 namespace {
 
-// Sorts tokens by key, keeping their order: starts[k] becomes the place in `order` of key k's first token, starts[keys] the
-// number of tokens. key(t) is called twice a token, t rising.
-template <typename Key> void sort_tokens(int64_t tokens, int64_t keys, int32_t* starts, int32_t* order, Key&& key) {
+// Sorts tokens by key, keeping their order: starts[k] becomes the place in `order` of key k's first token, starts[keys]
+// the number of tokens. key(t) is called twice a token, t rising.
+template <typename Key>
+void sort_tokens(int64_t tokens, int64_t keys, int32_t* starts, int32_t* order, Key&& key) {
   // Counts go one place up, so that filling moves each start to where the next key's begins.
   std::fill(starts, starts + keys + 2, 0);
   for (int64_t t = 0; t < tokens; ++t) ++starts[key(t) + 2];
@@ -131,8 +135,8 @@ template <typename Key> void sort_tokens(int64_t tokens, int64_t keys, int32_t* 
 }
 
 // Cuts the rows [0, keys) into tasks of about the same work: a row costs its write and its tokens.
-void sum_all_rows(Context& context, const Tensor& dy, const Dropout& dropout, float scale, const int32_t* starts, const int32_t* order,
-                  int64_t skipped, bool accumulate, const Tensor& out) {
+void sum_all_rows(Context& context, const Tensor& dy, const Dropout& dropout, float scale, const int32_t* starts,
+                  const int32_t* order, int64_t skipped, bool accumulate, const Tensor& out) {
   const int64_t keys = out.dim(0), tokens = dy.dim(0), work = keys + 2 * tokens;
   const int64_t pieces = std::clamp<int64_t>(work * dy.dim(1) / 16384, 1, 64);
   const auto cut = [&](int64_t p) {  // the first row whose work before it reaches p shares
@@ -148,14 +152,15 @@ void sum_all_rows(Context& context, const Tensor& dy, const Dropout& dropout, fl
   };
   context.pool().run(pieces, [&](int64_t p, int) {
     HWY_DYNAMIC_DISPATCH(sum_rows)
-    (dy, dropout, scale, starts, order, skipped, accumulate, out, p == 0 ? 0 : cut(p), p + 1 == pieces ? keys : cut(p + 1));
+    (dy, dropout, scale, starts, order, skipped, accumulate, out, p == 0 ? 0 : cut(p),
+     p + 1 == pieces ? keys : cut(p + 1));
   });
 }
 
 }  // namespace
 
-void embedding_backward_cpu(Context& context, const EmbeddingArgs& args, const Tensor& dy, int64_t pad_id, bool accumulate,
-                            const Tensor& dtable, const Tensor& dpositions) {
+void embedding_backward_cpu(Context& context, const EmbeddingArgs& args, const Tensor& dy, int64_t pad_id,
+                            bool accumulate, const Tensor& dtable, const Tensor& dpositions) {
   const int64_t tokens = dy.dim(0), vocabulary = dtable.dim(0), places = dpositions.defined() ? dpositions.dim(0) : 0;
   const int64_t keys = std::max(vocabulary, places);
   Buffer starts = context.allocate({keys + 2}, DType::kI32, "embedding.starts");

@@ -31,10 +31,14 @@ RowStats stats(const Array& x, int64_t r) {
 
 OpCase make_forward(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
   OpCase c;
-  c.name = fmt::format("{}x{}/{}{}{}{}{}", rows, cols, name_of(dtype), o.residual ? "/residual" : "", o.stride ? "/strided" : "",
-                       o.dgamma == DType::kF32 ? "" : "/bf16_dgamma", o.note);
-  c.inputs = {{"x", dtype, {rows, cols}, o.fill, o.stride}, {"gamma", dtype, {cols}, fill_normal(1, 0.5)}, {"beta", dtype, {cols}}};
-  c.outputs = {{"y", dtype, {rows, cols}, fill_normal(), o.stride}, {"mean", DType::kF32, {rows}}, {"rstd", DType::kF32, {rows}}};
+  c.name = fmt::format("{}x{}/{}{}{}{}{}", rows, cols, name_of(dtype), o.residual ? "/residual" : "",
+                       o.stride ? "/strided" : "", o.dgamma == DType::kF32 ? "" : "/bf16_dgamma", o.note);
+  c.inputs = {{"x", dtype, {rows, cols}, o.fill, o.stride},
+              {"gamma", dtype, {cols}, fill_normal(1, 0.5)},
+              {"beta", dtype, {cols}}};
+  c.outputs = {{"y", dtype, {rows, cols}, fill_normal(), o.stride},
+               {"mean", DType::kF32, {rows}},
+               {"rstd", DType::kF32, {rows}}};
   c.forward = [](Context& context, const Tensors& t) {
     layer_norm_forward(context, t.at("x"), t.at("gamma"), t.at("beta"), kEps, t.at("y"), t.at("mean"), t.at("rstd"));
   };
@@ -55,15 +59,18 @@ OpCase make_forward(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
 OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
   OpCase c = make_forward(rows, cols, dtype, o);
   c.incoming = {"y"};
-  if (o.residual) c.inputs.push_back({"dresidual", dtype, {rows, cols}, fill_normal(), o.stride});  // what the caller adds to dx
+  if (o.residual)
+    c.inputs.push_back({"dresidual", dtype, {rows, cols}, fill_normal(), o.stride});  // what the caller adds to dx
   c.differentiable = {"x", "gamma", "beta"};
   c.accumulates = {"gamma", "beta"};
   c.gradient_dtype = {{"gamma", o.dgamma}, {"beta", o.dgamma}};
   const double grown = std::max<double>(4, rows / 16.0);
-  for (const char* name : {"gamma", "beta"}) c.gradient_tolerance[name] = tolerance_for(o.dgamma, o.dgamma == DType::kF32 ? grown : 4);
+  for (const char* name : {"gamma", "beta"})
+    c.gradient_tolerance[name] = tolerance_for(o.dgamma, o.dgamma == DType::kF32 ? grown : 4);
   c.backward = [=](Context& context, const Tensors& t, bool accumulate) {
     layer_norm_backward(context, t.at("dy"), t.at("x"), t.at("gamma"), t.at("mean"), t.at("rstd"),
-                        o.residual ? t.at("dresidual") : Tensor(), accumulate, t.at("dx"), t.at("dgamma"), t.at("dbeta"));
+                        o.residual ? t.at("dresidual") : Tensor(), accumulate, t.at("dx"), t.at("dgamma"),
+                        t.at("dbeta"));
   };
   c.gradient_oracle = [=](const Arrays& in, Arrays& out) {
     const Array &x = in.at("x"), &dy = in.at("dy"), &gamma = in.at("gamma");
@@ -78,24 +85,27 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
         out["dbeta"][i] += dy[r * cols + i];
       }
       for (int64_t i = 0; i < cols; ++i)
-        out["dx"][r * cols + i] = s.rstd * (gamma[i] * dy[r * cols + i] - (sum + hat(i) * product) / static_cast<double>(cols)) +
-                                  (o.residual ? in.at("dresidual")[r * cols + i] : 0);
+        out["dx"][r * cols + i] =
+            s.rstd * (gamma[i] * dy[r * cols + i] - (sum + hat(i) * product) / static_cast<double>(cols)) +
+            (o.residual ? in.at("dresidual")[r * cols + i] : 0);
     }
   };
   // With two columns xhat is +-1 and everything cancels: what is left is rounding, times rstd.
   if (cols == 2) c.gradient_tolerance["x"] = tolerance_for(dtype, dtype == DType::kF32 ? 40 : 4);
   // The residual's gradient is no part of what the oracle's forward differentiates.
   if (o.residual) c.finite_difference_step = 0;
-  c.backward_budget = {2, static_cast<int64_t>(align_up(partial_sum_pieces(rows) * 2 * cols * 4)),
-                       rows * cols * size_of(dtype) * (o.residual ? 4 : 3) + cols * (size_of(dtype) + 2 * size_of(o.dgamma)) + 8 * rows};
+  c.backward_budget = {
+      2, static_cast<int64_t>(align_up(partial_sum_pieces(rows) * 2 * cols * 4)),
+      rows * cols * size_of(dtype) * (o.residual ? 4 : 3) + cols * (size_of(dtype) + 2 * size_of(o.dgamma)) + 8 * rows};
   return c;
 }
 
-// Rows far from 0: forward must be as exact as if the mean had been taken off beforehand. The fp32 mean that is kept for
-// backward is not, so these have no backward.
+// Rows far from 0: forward must be as exact as if the mean had been taken off beforehand. The fp32 mean that is kept
+// for backward is not, so these have no backward.
 OpCase make_far(int64_t rows, int64_t cols, DType dtype, double mean, double deviation, const char* note) {
   OpCase c = make_forward(rows, cols, dtype, {.fill = fill_normal(mean, deviation), .note = note});
-  if (dtype == DType::kF32) c.tolerance["y"] = {4e-6, 4e-6}, c.tolerance["rstd"] = {0, 2e-6}, c.tolerance["mean"] = {0, 2e-7};
+  if (dtype == DType::kF32)
+    c.tolerance["y"] = {4e-6, 4e-6}, c.tolerance["rstd"] = {0, 2e-6}, c.tolerance["mean"] = {0, 2e-7};
   return c;
 }
 

@@ -13,12 +13,13 @@ HWY_BEFORE_NAMESPACE();
 namespace frit::HWY_NAMESPACE {
 namespace {
 
-// Sums over a row of up to two numbers an element: body(i, n, sum0, sum1) adds to its sums, of which there are four of each,
-// so that additions do not wait for each other.
+// Sums over a row of up to two numbers an element: body(i, n, sum0, sum1) adds to its sums, of which there are four of
+// each, so that additions do not wait for each other.
 struct TwoSums {
   float first, second;
 };
-template <typename Body> HWY_INLINE TwoSums sums_over(size_t cols, Body&& body) {
+template <typename Body>
+HWY_INLINE TwoSums sums_over(size_t cols, Body&& body) {
   const DF d;
   const size_t step = lanes();
   VF a0 = hn::Zero(d), a1 = a0, a2 = a0, a3 = a0, b0 = a0, b1 = a0, b2 = a0, b3 = a0;
@@ -31,12 +32,13 @@ template <typename Body> HWY_INLINE TwoSums sums_over(size_t cols, Body&& body) 
   }
   for (; i + step <= cols; i += step) body(i, step, a0, b0);
   if (i < cols) body(i, cols - i, a1, b1);
-  return {sum_of_lanes(hn::Add(hn::Add(a0, a1), hn::Add(a2, a3))), sum_of_lanes(hn::Add(hn::Add(b0, b1), hn::Add(b2, b3)))};
+  return {sum_of_lanes(hn::Add(hn::Add(a0, a1), hn::Add(a2, a3))),
+          sum_of_lanes(hn::Add(hn::Add(b0, b1), hn::Add(b2, b3)))};
 }
 
 template <typename T>
-void forward_rows_of(const Tensor& x, const Tensor& gamma, const Tensor& beta, float eps, const Tensor& y, const Tensor& mean,
-                     const Tensor& rstd, int64_t begin, int64_t end) {
+void forward_rows_of(const Tensor& x, const Tensor& gamma, const Tensor& beta, float eps, const Tensor& y,
+                     const Tensor& mean, const Tensor& rstd, int64_t begin, int64_t end) {
   const size_t cols = static_cast<size_t>(x.dim(1));
   const T *scale = gamma.data<T>(), *shift = beta.data<T>();
   for (int64_t r = begin; r < end; ++r) {
@@ -44,7 +46,8 @@ void forward_rows_of(const Tensor& x, const Tensor& gamma, const Tensor& beta, f
     T* out = y.data<T>() + r * y.row_stride();
     // The row comes from memory once and stays in the cache: first its rough mean, then the sums of (x - rough) and its
     // square. What is left of the mean then corrects both, so that neither suffers from a mean far from 0.
-    const float rough = sums_over(cols, [&](size_t i, size_t n, VF& a, VF&) { a = hn::Add(a, load_any(row + i, n)); }).first / cols;
+    const float rough =
+        sums_over(cols, [&](size_t i, size_t n, VF& a, VF&) { a = hn::Add(a, load_any(row + i, n)); }).first / cols;
     const VF about = hn::Set(DF(), rough);
     const TwoSums sums = sums_over(cols, [&](size_t i, size_t n, VF& a, VF& b) {
       const VF v = hn::Sub(load_any(row + i, n, rough), about);
@@ -64,8 +67,8 @@ void forward_rows_of(const Tensor& x, const Tensor& gamma, const Tensor& beta, f
     });
   }
 }
-void forward_rows(const Tensor& x, const Tensor& gamma, const Tensor& beta, float eps, const Tensor& y, const Tensor& mean,
-                  const Tensor& rstd, int64_t begin, int64_t end) {
+void forward_rows(const Tensor& x, const Tensor& gamma, const Tensor& beta, float eps, const Tensor& y,
+                  const Tensor& mean, const Tensor& rstd, int64_t begin, int64_t end) {
   if (x.dtype() == DType::kF32)
     forward_rows_of<float>(x, gamma, beta, eps, y, mean, rstd, begin, end);
   else
@@ -124,23 +127,24 @@ namespace frit {
 HWY_EXPORT(forward_rows);
 HWY_EXPORT(backward_rows);
 
-void layer_norm_forward_cpu(Context& context, const Tensor& x, const Tensor& gamma, const Tensor& beta, float eps, const Tensor& y,
-                            const Tensor& mean, const Tensor& rstd) {
+void layer_norm_forward_cpu(Context& context, const Tensor& x, const Tensor& gamma, const Tensor& beta, float eps,
+                            const Tensor& y, const Tensor& mean, const Tensor& rstd) {
   if (context.planning()) return;
   context.pool().parallel_for(x.dim(0), 8192 / x.dim(1), [&](int64_t begin, int64_t end, int) {
     HWY_DYNAMIC_DISPATCH(forward_rows)(x, gamma, beta, eps, y, mean, rstd, begin, end);
   });
 }
 
-void layer_norm_backward_cpu(Context& context, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Tensor& mean,
-                             const Tensor& rstd, const Tensor& dresidual, bool accumulate, const Tensor& dx, const Tensor& dgamma,
-                             const Tensor& dbeta) {
+void layer_norm_backward_cpu(Context& context, const Tensor& dy, const Tensor& x, const Tensor& gamma,
+                             const Tensor& mean, const Tensor& rstd, const Tensor& dresidual, bool accumulate,
+                             const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) {
   const int64_t rows = x.dim(0), cols = x.dim(1), pieces = partial_sum_pieces(rows);
   Buffer partials = context.allocate({pieces, 2 * cols}, DType::kF32, "layer_norm.partials");
   if (context.planning()) return;
   context.pool().run(pieces, [&](int64_t p, int) {
     HWY_DYNAMIC_DISPATCH(backward_rows)
-    (dy, x, gamma, mean, rstd, dresidual, dx, rows * p / pieces, rows * (p + 1) / pieces, partials->data<float>() + 2 * p * cols);
+    (dy, x, gamma, mean, rstd, dresidual, dx, rows * p / pieces, rows * (p + 1) / pieces,
+     partials->data<float>() + 2 * p * cols);
   });
   add_partial_sums(context, partials, accumulate, dgamma, dbeta);
 }

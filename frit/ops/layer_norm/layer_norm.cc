@@ -7,17 +7,19 @@ namespace {
 
 void check_input(const Tensor& x) {
   FRIT_CHECK(x.rank() == 2, "[layer_norm] x is {}, expected [rows, cols]", x.to_string());
-  FRIT_CHECK(x.dtype() == DType::kF32 || x.dtype() == DType::kBF16, "[layer_norm] x is {}, expected f32 or bf16", x.to_string());
+  FRIT_CHECK(x.dtype() == DType::kF32 || x.dtype() == DType::kBF16, "[layer_norm] x is {}, expected f32 or bf16",
+             x.to_string());
   FRIT_CHECK(x.dim(1) > 0, "[layer_norm] x is {}, expected at least one column", x.to_string());
 }
 void check_like(const Tensor& t, const Tensor& x, const char* name) {
-  FRIT_CHECK(t.dtype() == x.dtype() && t.shape() == x.shape(), "[layer_norm] {} is {}, expected {}", name, t.to_string(), x.to_string());
+  FRIT_CHECK(t.dtype() == x.dtype() && t.shape() == x.shape(), "[layer_norm] {} is {}, expected {}", name,
+             t.to_string(), x.to_string());
 }
 void check_columns(const Tensor& t, const Tensor& x, const char* name, bool f32_too) {
-  FRIT_CHECK(t.rank() == 1 && t.dim(0) == x.dim(1) && t.contiguous(), "[layer_norm] {} is {}, x has {} columns", name, t.to_string(),
-             x.dim(1));
-  FRIT_CHECK(t.dtype() == x.dtype() || (f32_too && t.dtype() == DType::kF32), "[layer_norm] {} is {}, expected {}{}", name,
-             t.to_string(), name_of(x.dtype()), f32_too ? " or f32" : "");
+  FRIT_CHECK(t.rank() == 1 && t.dim(0) == x.dim(1) && t.contiguous(), "[layer_norm] {} is {}, x has {} columns", name,
+             t.to_string(), x.dim(1));
+  FRIT_CHECK(t.dtype() == x.dtype() || (f32_too && t.dtype() == DType::kF32), "[layer_norm] {} is {}, expected {}{}",
+             name, t.to_string(), name_of(x.dtype()), f32_too ? " or f32" : "");
 }
 void check_rows(const Tensor& t, const Tensor& x, const char* name) {
   FRIT_CHECK(t.rank() == 1 && t.dim(0) == x.dim(0) && t.dtype() == DType::kF32 && t.contiguous(),
@@ -26,8 +28,8 @@ void check_rows(const Tensor& t, const Tensor& x, const char* name) {
 
 }  // namespace
 
-void layer_norm_forward(Context& context, const Tensor& x, const Tensor& gamma, const Tensor& beta, float eps, const Tensor& y,
-                        const Tensor& mean, const Tensor& rstd) {
+void layer_norm_forward(Context& context, const Tensor& x, const Tensor& gamma, const Tensor& beta, float eps,
+                        const Tensor& y, const Tensor& mean, const Tensor& rstd) {
   check_input(x);
   check_columns(gamma, x, "gamma", false);
   check_columns(beta, x, "beta", false);
@@ -38,8 +40,8 @@ void layer_norm_forward(Context& context, const Tensor& x, const Tensor& gamma, 
 }
 
 void layer_norm_backward(Context& context, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Tensor& mean,
-                         const Tensor& rstd, const Tensor& dresidual, bool accumulate, const Tensor& dx, const Tensor& dgamma,
-                         const Tensor& dbeta) {
+                         const Tensor& rstd, const Tensor& dresidual, bool accumulate, const Tensor& dx,
+                         const Tensor& dgamma, const Tensor& dbeta) {
   check_input(x);
   check_like(dy, x, "dy");
   check_columns(gamma, x, "gamma", false);

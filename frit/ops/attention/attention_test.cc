@@ -1,0 +1,162 @@
+// What the case table cannot say of attention: independence of the neighbours, errors, NaN, every SIMD target.
+#include "frit/ops/attention/attention.h"
+
+#include <gtest/gtest.h>
+#include <hwy/targets.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "frit/ops/case.h"
+
+namespace frit {
+namespace {
+
+// A batch of sequences with random joined q, k, v; the same sequence (by seed) has the same values in every batch.
+struct Packed {
+  int64_t n, d;
+  std::vector<int32_t> offsets{0};
+  std::vector<float> qkv, out, lse, dout, dqkv;
+
+  Packed(int64_t n, int64_t d, const std::vector<std::pair<int, int64_t>>& seeds_and_lengths) : n(n), d(d) {
+    for (auto [seed, length] : seeds_and_lengths) {
+      CaseRandom random{static_cast<uint64_t>(seed)};
+      for (int64_t i = 0; i < length * 3 * n * d; ++i) qkv.push_back(static_cast<float>(random.normal()));
+      for (int64_t i = 0; i < length * n * d; ++i) dout.push_back(static_cast<float>(random.normal()));
+      offsets.push_back(offsets.back() + static_cast<int32_t>(length));
+    }
+    out.resize(dout.size()), dqkv.resize(qkv.size()), lse.resize(tokens() * n);
+  }
+  int64_t tokens() const { return offsets.back(); }
+  Tensor part(std::vector<float>& v, int64_t i) {
+    return Tensor(v.data(), DType::kF32, {tokens(), 3 * n * d})
+        .columns(i * n * d, (i + 1) * n * d)
+        .split_columns({n, d});
+  }
+  AttentionArgs args(bool causal) {
+    const Tensor o(offsets.data(), DType::kI32, {static_cast<int64_t>(offsets.size())});
+    AttentionArgs a;
+    a.q = part(qkv, 0), a.k = part(qkv, 1), a.v = part(qkv, 2), a.q_offsets = o, a.k_offsets = o;
+    a.causal = causal, a.scale = 1 / std::sqrt(static_cast<float>(d));
+    return a;
+  }
+  Tensor out_tensor() { return {out.data(), DType::kF32, {tokens(), n, d}}; }
+  Tensor lse_tensor() { return {lse.data(), DType::kF32, {tokens(), n}}; }
+  void run(Context& context, bool causal) {
+    attention_forward(context, args(causal), out_tensor(), lse_tensor());
+    attention_backward(context, args(causal), out_tensor(), lse_tensor(),
+                       Tensor(dout.data(), DType::kF32, {tokens(), n, d}), part(dqkv, 0), part(dqkv, 1), part(dqkv, 2));
+  }
+};
+
+TEST(Attention, SameBitsWhateverIsPackedWithASentence) {
+  ThreadPool pool(2);
+  Memory memory;
+  for (const char* variant : {"flash", "materialised"})
+    for (bool causal : {false, true})
+      for (int64_t length : {1, 33, 130}) {
+        Context context(pool, memory);
+        context.force("attention", variant);
+        Packed alone(3, 24, {{7, length}});
+        alone.run(context, causal);
+        for (int64_t before : {70})
+          for (int copies : {1, 32}) {  // 40: another cut into tasks
+            std::vector<std::pair<int, int64_t>> batch{{1, before}};
+            batch.insert(batch.end(), copies, {7, length});
+            batch.push_back({2, 9});
+            Packed together(3, 24, batch);
+            together.run(context, causal);
+            const auto same = [&](const std::vector<float>& a, const std::vector<float>& b, int64_t width) {
+              for (int c = 0; c < copies; ++c)
+                if (std::memcmp(a.data(), b.data() + (before + c * length) * width, length * width * 4) != 0)
+                  return false;
+              return true;
+            };
+            EXPECT_TRUE(same(alone.out, together.out, 3 * 24)) << variant << causal << length;
+            EXPECT_TRUE(same(alone.lse, together.lse, 3)) << variant << causal << length;
+            EXPECT_TRUE(same(alone.dqkv, together.dqkv, 3 * 3 * 24)) << variant << causal << length;
+          }
+      }
+}
+
+TEST(Attention, ANaNStaysInItsSentenceAndIsNotHidden) {
+  ThreadPool pool(1);
+  Memory memory;
+  for (const char* variant : {"flash", "materialised"}) {
+    Context context(pool, memory);
+    context.force("attention", variant);
+    Packed p(1, 8, {{1, 4}, {2, 4}});
+    p.qkv[3 * 8 * 1 + 8] = std::numeric_limits<float>::quiet_NaN();  // k of token 1
+    p.run(context, false);
+    for (int64_t t = 0; t < 4; ++t) {
+      EXPECT_TRUE(std::isnan(p.out[t * 8])) << variant;
+      EXPECT_TRUE(std::isnan(p.lse[t])) << variant;
+      EXPECT_TRUE(std::isnan(p.dqkv[t * 24])) << variant;
+    }
+    for (int64_t i = 4 * 24; i < 8 * 24; ++i) EXPECT_TRUE(std::isfinite(p.dqkv[i])) << variant;
+    for (int64_t i = 4 * 8; i < 8 * 8; ++i) EXPECT_TRUE(std::isfinite(p.out[i])) << variant;
+  }
+}
+
+TEST(Attention, LargeScoresDoNotOverflow) {
+  ThreadPool pool(1);
+  Memory memory;
+  for (const char* variant : {"flash", "materialised"}) {
+    Context context(pool, memory);
+    context.force("attention", variant);
+    Packed p(1, 8, {{1, 100}});
+    for (float& x : p.qkv) x *= 300;
+    p.run(context, true);
+    for (float x : p.out) EXPECT_TRUE(std::isfinite(x));
+    for (float x : p.lse) EXPECT_TRUE(std::isfinite(x));
+    for (float x : p.dqkv) EXPECT_TRUE(std::isfinite(x));
+  }
+}
+
+TEST(Attention, RefusesWhatDoesNotFit) {
+  ThreadPool pool(1);
+  Memory memory;
+  Context context(pool, memory);
+  Packed p(2, 4, {{1, 3}, {2, 2}});
+  const auto refuses = [&](auto&& change) {
+    AttentionArgs a = p.args(false);
+    Tensor out = p.out_tensor(), lse = p.lse_tensor();
+    change(a, out, lse);
+    EXPECT_THROW(attention_forward(context, a, out, lse), std::invalid_argument);
+  };
+  refuses([](AttentionArgs&, Tensor& out, Tensor&) { out = out.rows(0, 4); });
+  refuses([](AttentionArgs&, Tensor&, Tensor& lse) { lse = lse.reshape({2, 5}); });
+  refuses([](AttentionArgs& a, Tensor&, Tensor&) { a.k = a.k.rows(0, 4); });
+  refuses([](AttentionArgs& a, Tensor&, Tensor&) { a.q_offsets = a.q_offsets.rows(0, 2); });
+  refuses([](AttentionArgs& a, Tensor&, Tensor&) { a.q = Tensor(a.q.raw(), DType::kI32, {5, 2, 4}); });
+  std::vector<int32_t> falling{0, 6, 5};
+  refuses([&](AttentionArgs& a, Tensor&, Tensor&) { a.k_offsets = Tensor(falling.data(), DType::kI32, {3}); });
+  context.force("attention", "flsh");
+  refuses([](AttentionArgs&, Tensor&, Tensor&) {});
+}
+
+// The case table runs on the widest target of this machine; the narrower ones have other tails.
+TEST(Attention, EverySimdTargetPasses) {
+  const int64_t supported = hwy::SupportedTargets();
+  int targets = 0;
+  for (int64_t rest = supported; rest != 0; rest &= rest - 1) {
+    const int64_t target = rest & -rest;
+    if (target == HWY_SCALAR || target == HWY_EMU128) continue;
+    hwy::SetSupportedTargetsForTest(target);
+    for (const OpTable& table : op_tables()) {
+      if (table.op != "attention" && table.op != "softmax" && table.op != "heads") continue;
+      for (size_t i = 0; i < table.cases.size(); i += 5)
+        if (table.cases[i].test && table.cases[i].inputs[0].row_stride < 1000)
+          for (const std::string& failure : check_case(table.cases[i]))
+            ADD_FAILURE() << hwy::TargetName(target) << " " << table.op << " " << table.cases[i].name << ": "
+                          << failure;
+    }
+    ++targets;
+  }
+  hwy::SetSupportedTargetsForTest(0);
+  EXPECT_GE(targets, 1);
+}
+
+}  // namespace
+}  // namespace frit
