@@ -45,7 +45,7 @@ int64_t first_invalid_utf8(std::string_view text) {
 
 std::string with_commas(int64_t number) {
   std::string digits = std::to_string(number);
-  for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > (number < 0 ? 1 : 0); i -= 3) digits.insert(i, ",");
+  for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > (number < 0 ? 1 : 0); i -= 3) digits.insert(static_cast<size_t>(i), 1, ',');
   return digits;
 }
 

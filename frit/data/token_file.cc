@@ -267,7 +267,7 @@ TokenFile TokenFile::open(const std::string& path, int64_t verify_bytes) {
   file.target_tokens_ = static_cast<int64_t>(h.target_tokens);
   file.vocabulary_[0] = h.source_vocabulary, file.vocabulary_[1] = h.target_vocabulary;
   file.id_bytes_ = static_cast<int>(h.id_bytes);
-  file.tokenizer_hash_ = h.tokenizer_hash, file.origin_hash_ = h.origin_hash;
+  file.tokenizer_hash_ = h.tokenizer_hash, file.origin_hash_ = h.origin_hash, file.body_hash_ = h.body_hash;
   file.counts_ = {h.lines, h.kept, h.empty, h.too_long, h.invalid_utf8, h.crlf, h.bom};
   return file;
 }
@@ -308,7 +308,7 @@ TokenFile& TokenFile::operator=(TokenFile&& other) noexcept {
   source_tokens_ = other.source_tokens_, target_tokens_ = other.target_tokens_;
   vocabulary_[0] = other.vocabulary_[0], vocabulary_[1] = other.vocabulary_[1];
   id_bytes_ = other.id_bytes_;
-  tokenizer_hash_ = other.tokenizer_hash_, origin_hash_ = other.origin_hash_;
+  tokenizer_hash_ = other.tokenizer_hash_, origin_hash_ = other.origin_hash_, body_hash_ = other.body_hash_;
   counts_ = other.counts_;
   return *this;
 }

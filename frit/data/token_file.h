@@ -58,6 +58,8 @@ class TokenFile {
 
   int32_t vocabulary_size(Side side) const { return vocabulary_[static_cast<int>(side)]; }
   uint64_t tokenizer_hash() const { return tokenizer_hash_; }
+  // Checksum of all ids and offsets: two files of one value train alike, wherever their text came from.
+  uint64_t body_hash() const { return body_hash_; }
   int id_bytes() const { return id_bytes_; }
   int64_t file_bytes() const { return mapped_bytes_; }
   // What happened to the lines of text when the file was built.
@@ -78,7 +80,7 @@ class TokenFile {
   int64_t sentences_ = 0, source_tokens_ = 0, target_tokens_ = 0;
   int32_t vocabulary_[2] = {0, 0};
   int id_bytes_ = 2;
-  uint64_t tokenizer_hash_ = 0, origin_hash_ = 0;
+  uint64_t tokenizer_hash_ = 0, origin_hash_ = 0, body_hash_ = 0;
   TextCounts counts_;
 };
 

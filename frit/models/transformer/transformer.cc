@@ -416,6 +416,7 @@ Loss Transformer::train_step(Context& context, const BatchView& batch, const Ten
   const LayerOptions decoder = layer_options(config_.decoder_heads, true, options.recompute);
   Buffer x = forward(context, batch, encoder, decoder, *tape_);
   const Loss loss = criterion(context, batch, options.criterion, x, scale, options.accumulate);
+  if (options.backward_begun) *options.backward_begun = std::chrono::steady_clock::now();
   backward(context, batch, encoder, decoder, std::move(x), options.accumulate, *tape_);
   return loss;
 }

@@ -1,5 +1,6 @@
 // The encoder-decoder Transformer: parameters by name, one training step, evaluation, and its directory on disk.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -51,6 +52,7 @@ struct StepOptions {
   bool accumulate = false;     // add to the gradients (second and later micro-batches) instead of overwriting them
   bool recompute =
       false;  // rebuild norm outputs and activations in backward instead of keeping them: same bits, less memory
+  std::chrono::steady_clock::time_point* backward_begun = nullptr;  // gets the time when backward begins (benchmarks)
 };
 
 struct InitOptions {

@@ -172,16 +172,16 @@ TEST_P(Variants, GradientsAreDifferencesOfTheLoss) {
       std::vector<float> v(static_cast<size_t>(n));
       for (int64_t i = 0; i < n; ++i)
         v[i] = static_cast<float>(philox({9, direction}, static_cast<uint32_t>(i), 0, 0, 0).v[0]) * 0x1p-31f - 1.0f;
-      // The start token is the pad token, whose look-ups are meant to leave no gradient: its row stays where it is.
-      if (slice.name == "model.shared.weight" || slice.name.find("embed_tokens") != std::string::npos)
-        std::fill_n(v.begin() + config().pad_id * 16, 16, 0.0f);
       const double v_norm = norm_of(v.data(), n);
       double along = 0;
       for (int64_t i = 0; i < n; ++i) {
         v[i] = static_cast<float>(v[i] / v_norm);
         if (repeat == 0 && g_norm > 0) v[i] += static_cast<float>(g[slice.offset + i] / g_norm);
-        along += static_cast<double>(v[i]) * g[slice.offset + i];
       }
+      // The start token is the pad token, whose look-ups are meant to leave no gradient: its row stays where it is.
+      if (slice.name == "model.shared.weight" || slice.name.find("embed_tokens") != std::string::npos)
+        std::fill_n(v.begin() + config().pad_id * 16, 16, 0.0f);
+      for (int64_t i = 0; i < n; ++i) along += static_cast<double>(v[i]) * g[slice.offset + i];
       const double h = 1e-2;
       const auto at = [&](double t) {
         for (int64_t i = 0; i < n; ++i) p[slice.offset + i] = before[i] + static_cast<float>(t * v[i]);

@@ -60,15 +60,18 @@ HWY_INLINE void store_sums(const VF (&acc)[sizeof...(I)], float* c, size_t c_str
 }
 
 // One tile of R rows and P panels, full width, c in fp32.
-template <size_t R, size_t P, bool kPanels>
-void multiply_tile(const float* a, size_t row_step, const float* b, size_t panel_step, size_t depth, float* c,
+template <size_t R, size_t P, bool kColumns>
+void multiply_tile(const float* a, size_t a_step, const float* b, size_t panel_step, size_t depth, float* c,
                    size_t c_stride, const float* bias, bool load_c) {
   constexpr size_t V = P * kPanelVectors;
   constexpr auto all = std::make_index_sequence<R * V>();
   VF acc[R * V];
+  // c's lines arrive while the products run; the stores at the end would wait for them.
+  for (size_t r = 0; r < R; ++r)
+    for (size_t v = 0; v < V; v += kPanelVectors) __builtin_prefetch(c + r * c_stride + v * lanes(), 1);
   begin_sums<V>(acc, c, c_stride, bias, load_c, all);
   const size_t step = panel_cols();
-  const size_t a_row = kPanels ? 1 : row_step, a_depth = kPanels ? kRows : 1;
+  const size_t a_row = kColumns ? 1 : a_step, a_depth = kColumns ? a_step : 1;
   for (size_t k = 0; k < depth; ++k) {
     VF bv[V];
     load_panels<V>(bv, b, panel_step, std::make_index_sequence<V>());
@@ -80,10 +83,10 @@ void multiply_tile(const float* a, size_t row_step, const float* b, size_t panel
 }
 
 using TileFunction = void (*)(const float*, size_t, const float*, size_t, size_t, float*, size_t, const float*, bool);
-// Tiles of 1 .. kRows rows: [panels?][one panel or panels_at_once(rows)][rows - 1].
-template <bool kPanels, bool kWide, size_t... I>
+// Tiles of 1 .. kRows rows: [columns?][one panel or panels_at_once(rows)][rows - 1].
+template <bool kColumns, bool kWide, size_t... I>
 constexpr std::array<TileFunction, kRows> tile_functions(std::index_sequence<I...>) {
-  return {multiply_tile < I + 1, kWide ? panels_at_once(I + 1) : 1, kPanels > ...};
+  return {TileFunction(&multiply_tile<I + 1, (kWide ? panels_at_once(I + 1) : 1), kColumns>)...};
 }
 
 // What a tile needs beside its place in a and b.
@@ -97,7 +100,7 @@ struct TileOut {
 
 // A tile that is narrower than its panels, or whose c is bf16: computed in fp32 in a full-width copy.
 template <typename T>
-HWY_INLINE void multiply_copied(TileFunction tile, const float* a, size_t row_step, const float* b, size_t panel_step,
+HWY_INLINE void multiply_copied(TileFunction tile, const float* a, size_t a_step, const float* b, size_t panel_step,
                                 size_t depth, const TileOut& out, size_t rows, size_t cols, size_t width) {
   HWY_ALIGN float copy[kRows * kPanelVectors * (HWY_MAX_BYTES / sizeof(float))];
   T* c = static_cast<T*>(out.c);
@@ -114,7 +117,7 @@ HWY_INLINE void multiply_copied(TileFunction tile, const float* a, size_t row_st
         store_any(v, copy + r * width + i, n);
       });
   }
-  tile(a, row_step, b, panel_step, depth, copy, width, nullptr, begun);
+  tile(a, a_step, b, panel_step, depth, copy, width, nullptr, begun);
   for (size_t r = 0; r < rows; ++r)
     for_columns(cols,
                 [&](size_t i, size_t n) { store_any(load_any(copy + r * width + i, n), c + r * out.c_stride + i, n); });
@@ -126,30 +129,31 @@ void multiply(const GemmBlock& block) {
       {tile_functions<false, false>(rows_sequence), tile_functions<false, true>(rows_sequence)},
       {tile_functions<true, false>(rows_sequence), tile_functions<true, true>(rows_sequence)}};
   const size_t rows = static_cast<size_t>(block.rows), cols = static_cast<size_t>(block.cols), nr = panel_cols();
-  const size_t depth = static_cast<size_t>(block.depth), row_step = static_cast<size_t>(block.a.row_step);
+  const size_t depth = static_cast<size_t>(block.depth), a_step = static_cast<size_t>(block.a.step);
   const size_t panel_step = static_cast<size_t>(block.panel_step);
-  const bool f32 = block.c_dtype == DType::kF32, panels = block.a.panels;
-  const size_t tile_step = panels ? kRows * depth : kRows * row_step;
+  const bool f32 = block.c_dtype == DType::kF32, columns = block.a.columns;
   // Few rows: several panels at once. More: a panel stays in the first-level cache while the rows pass by it.
   const size_t at_once = rows < kRows ? panels_at_once(rows) : 1;
   for (size_t j = 0; j < cols;) {
     const bool wide = j + at_once * nr <= cols;
     const size_t width = wide ? at_once * nr : nr, valid = std::min(width, cols - j);
     const float* b = block.b + j / nr * panel_step;
-    for (size_t i = 0; i < rows; i += kRows) {
-      const size_t r = std::min(kRows, rows - i);
-      const TileFunction tile = functions[panels][wide && at_once > 1][r - 1];
-      const float* a = block.a.data + i / kRows * tile_step;
+    for (size_t i = 0, r; i < rows; i += r) {
+      r = std::min(kRows, rows - i);
+      // Tiles of one to three rows wait for their own sums: share the last rows out evenly.
+      if (!columns && rows - i > kRows && rows - i < kRows + 4) r = (rows - i + 1) / 2;
+      const TileFunction tile = functions[columns][wide && at_once > 1][r - 1];
+      const float* a = block.a.data + (columns ? i / kRows * static_cast<size_t>(block.a.tile_step) : i * a_step);
       const size_t offset = i * static_cast<size_t>(block.c_stride) + j;
       TileOut out{
           f32 ? static_cast<void*>(static_cast<float*>(block.c) + offset) : static_cast<bfloat16*>(block.c) + offset,
           block.c_dtype, static_cast<size_t>(block.c_stride), block.bias ? block.bias + j : nullptr, block.load_c};
       if (f32 && valid == width)
-        tile(a, row_step, b, panel_step, depth, static_cast<float*>(out.c), out.c_stride, out.bias, out.load_c);
+        tile(a, a_step, b, panel_step, depth, static_cast<float*>(out.c), out.c_stride, out.bias, out.load_c);
       else if (f32)
-        multiply_copied<float>(tile, a, row_step, b, panel_step, depth, out, r, valid, width);
+        multiply_copied<float>(tile, a, a_step, b, panel_step, depth, out, r, valid, width);
       else
-        multiply_copied<bfloat16>(tile, a, row_step, b, panel_step, depth, out, r, valid, width);
+        multiply_copied<bfloat16>(tile, a, a_step, b, panel_step, depth, out, r, valid, width);
     }
     j += width;
   }
@@ -188,75 +192,87 @@ HWY_INLINE void transpose_4_rows(const T* from, size_t stride, size_t depth, flo
     for (size_t j = 0; j < 4; ++j) to[k * step + j] = static_cast<float>(from[j * stride + k]);
 }
 
+// b's rows hold one depth of many columns: read along, a depth of all panels after the other.
 template <typename T>
-HWY_INLINE void pack_columns_of(const T* b, size_t stride, bool transposed, size_t depth, size_t cols, float* panels) {
+HWY_INLINE void pack_columns_along(const T* b, size_t stride, size_t depth, size_t cols, float* panels,
+                                   size_t panel_step) {
   const size_t nr = panel_cols();
-  for (size_t j = 0; j < cols; j += nr, panels += depth * nr) {
-    const size_t n = std::min(nr, cols - j);
-    if (transposed) {
-      const T* from = b + j * stride;
-      size_t i = 0;
-      for (; i + 4 <= n; i += 4) transpose_4_rows(from + i * stride, stride, depth, panels + i, nr);
-      for (; i < n; ++i)
-        for (size_t k = 0; k < depth; ++k) panels[k * nr + i] = static_cast<float>(from[i * stride + k]);
-      for (; i < nr; ++i)
-        for (size_t k = 0; k < depth; ++k) panels[k * nr + i] = 0.0f;
-    } else {
-      for (size_t k = 0; k < depth; ++k) {
-        const T* from = b + k * stride + j;
-        float* to = panels + k * nr;
-        if (n == nr) {
-          for (size_t v = 0; v < kPanelVectors; ++v) store(load(from + v * lanes()), to + v * lanes());
-        } else {
-          for (size_t i = 0; i < nr; ++i) to[i] = i < n ? static_cast<float>(from[i]) : 0.0f;
-        }
-      }
-    }
+  for (size_t k = 0; k < depth; ++k, b += stride, panels += nr) {
+    float* to = panels;
+    size_t j = 0;
+    for (; j + nr <= cols; j += nr, to += panel_step)
+      for (size_t v = 0; v < nr; v += lanes()) store(load(b + j + v), to + v);
+    for (size_t i = 0; j < cols && i < nr; ++i) to[i] = j + i < cols ? static_cast<float>(b[j + i]) : 0.0f;
   }
 }
-void pack_columns(const GemmMatrix& b, int64_t k0, int64_t depth, int64_t n0, int64_t cols, float* panels) {
+// b's rows hold one column each.
+template <typename T>
+HWY_INLINE void pack_columns_across(const T* b, size_t stride, size_t depth, size_t cols, float* panels,
+                                    size_t panel_step) {
+  const size_t nr = panel_cols();
+  for (size_t j = 0; j < cols; j += nr, panels += panel_step) {
+    const T* from = b + j * stride;
+    const size_t n = std::min(nr, cols - j);
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4) transpose_4_rows(from + i * stride, stride, depth, panels + i, nr);
+    for (; i < nr; ++i)
+      for (size_t k = 0; k < depth; ++k) panels[k * nr + i] = i < n ? static_cast<float>(from[i * stride + k]) : 0.0f;
+  }
+}
+template <typename T>
+HWY_INLINE void pack_columns_of(const T* b, const GemmMatrix& matrix, size_t depth, size_t cols, float* panels,
+                                size_t panel_step) {
+  if (matrix.transposed)
+    pack_columns_across(b, matrix.stride, depth, cols, panels, panel_step);
+  else
+    pack_columns_along(b, matrix.stride, depth, cols, panels, panel_step);
+}
+void pack_columns(const GemmMatrix& b, int64_t k0, int64_t depth, int64_t n0, int64_t cols, float* panels,
+                  int64_t panel_step) {
   const int64_t offset = b.transposed ? n0 * b.stride + k0 : k0 * b.stride + n0;
   if (b.dtype == DType::kF32)
-    pack_columns_of(static_cast<const float*>(b.data) + offset, b.stride, b.transposed, depth, cols, panels);
+    pack_columns_of(static_cast<const float*>(b.data) + offset, b, depth, cols, panels, panel_step);
   else
-    pack_columns_of(static_cast<const bfloat16*>(b.data) + offset, b.stride, b.transposed, depth, cols, panels);
+    pack_columns_of(static_cast<const bfloat16*>(b.data) + offset, b, depth, cols, panels, panel_step);
 }
 
-// Panels of kRows rows from a transposed a: a stored row holds one depth of many rows. Each depth is written with
-// vectors that reach into the next depth's place, which is written after it; the last ones reach into the slack.
+// Panels [k][kRows] from a transposed a: a stored row holds one depth of many rows, and is read along. A depth is
+// written with whole vectors that reach into the next depth's place, which is written after it. The last depth of a
+// panel must not reach into the next panel's first, which is there already: it is written by elements.
 template <typename T>
 HWY_INLINE void pack_transposed_rows(const T* a, size_t stride, size_t rows, size_t depth, float* packed) {
-  for (size_t i = 0; i < rows; i += kRows, packed += kRows * depth) {
-    const size_t n = std::min(kRows, rows - i);
-    const size_t reach = (kRows + lanes() - 1) / lanes() * lanes();
-    for (size_t k = 0; k < depth; ++k) {
-      const T* from = a + k * stride + i;
-      float* to = packed + k * kRows;
-      if (i + reach <= rows) {
-        for (size_t v = 0; v < reach; v += lanes()) store(load(from + v), to + v);
+  const size_t reach = (kRows + lanes() - 1) / lanes() * lanes();
+  for (size_t k = 0; k < depth; ++k, a += stride, packed += kRows) {
+    float* to = packed;
+    for (size_t i = 0; i < rows; i += kRows, to += kRows * depth) {
+      if (k + 1 < depth && i + reach <= rows) {
+        for (size_t v = 0; v < reach; v += lanes()) store(load(a + i + v), to + v);
       } else {
-        for (size_t r = 0; r < n; ++r) to[r] = static_cast<float>(from[r]);
+        for (size_t r = 0, n = std::min(kRows, rows - i); r < n; ++r) to[r] = static_cast<float>(a[i + r]);
       }
     }
   }
 }
-GemmRows pack_rows(const GemmMatrix& a, int64_t i0, int64_t rows, int64_t k0, int64_t depth, float* packed) {
+template <typename T>
+HWY_INLINE GemmRows pack_rows_of(const T* a, const GemmMatrix& matrix, size_t rows, size_t depth, float* packed) {
+  const int64_t step = static_cast<int64_t>(depth), tile = static_cast<int64_t>(kRows);
+  if (matrix.transposed) {
+    pack_transposed_rows(a, matrix.stride, rows, depth, packed);
+    return {packed, tile, tile * step, true};
+  }
+  for (size_t i = 0; i < rows; ++i)
+    for_columns(depth, [&](size_t k, size_t n) {
+      store_any(load_any(a + i * matrix.stride + k, n), packed + i * depth + k, n);
+    });
+  return {packed, step, 0, false};
+}
+GemmRows pack_rows(const GemmMatrix& a, bool pack, int64_t i0, int64_t rows, int64_t k0, int64_t depth, float* packed) {
   const int64_t offset = a.transposed ? k0 * a.stride + i0 : i0 * a.stride + k0;
-  if (a.dtype == DType::kF32) {
-    const float* from = static_cast<const float*>(a.data) + offset;
-    if (!a.transposed) return {from, a.stride, false};
-    pack_transposed_rows(from, a.stride, rows, depth, packed);
-    return {packed, 1, true};
-  }
-  const bfloat16* from = static_cast<const bfloat16*>(a.data) + offset;
-  if (a.transposed) {
-    pack_transposed_rows(from, a.stride, rows, depth, packed);
-    return {packed, 1, true};
-  }
-  for (int64_t i = 0; i < rows; ++i)
-    for_columns(
-        depth, [&](size_t k, size_t n) { store_any(load_any(from + i * a.stride + k, n), packed + i * depth + k, n); });
-  return {packed, depth, false};
+  if (a.dtype == DType::kBF16)
+    return pack_rows_of(static_cast<const bfloat16*>(a.data) + offset, a, rows, depth, packed);
+  const float* from = static_cast<const float*>(a.data) + offset;
+  if (pack) return pack_rows_of(from, a, rows, depth, packed);
+  return {from, a.stride, static_cast<int64_t>(kRows), a.transposed};
 }
 
 GemmTile tile_size() {
@@ -279,11 +295,18 @@ GemmTile gemm_tile() {
 void gemm_multiply(const GemmBlock& block) {
   HWY_DYNAMIC_DISPATCH(multiply)(block);
 }
-void gemm_pack_columns(const GemmMatrix& b, int64_t k0, int64_t depth, int64_t n0, int64_t cols, float* panels) {
-  HWY_DYNAMIC_DISPATCH(pack_columns)(b, k0, depth, n0, cols, panels);
+void gemm_pack_columns(const GemmMatrix& b, int64_t k0, int64_t depth, int64_t n0, int64_t cols, float* panels,
+                       int64_t panel_step) {
+  HWY_DYNAMIC_DISPATCH(pack_columns)(b, k0, depth, n0, cols, panels, panel_step);
 }
-GemmRows gemm_pack_rows(const GemmMatrix& a, int64_t i0, int64_t rows, int64_t k0, int64_t depth, float* packed) {
-  return HWY_DYNAMIC_DISPATCH(pack_rows)(a, i0, rows, k0, depth, packed);
+GemmRows gemm_pack_rows(const GemmMatrix& a, bool pack, int64_t i0, int64_t rows, int64_t k0, int64_t depth,
+                        float* packed) {
+  return HWY_DYNAMIC_DISPATCH(pack_rows)(a, pack, i0, rows, k0, depth, packed);
+}
+bool gemm_packs_rows(const GemmMatrix& a, int64_t m, int64_t k) {
+  // A small transposed a is read as it lies: its columns stay in the second-level cache however far apart they are.
+  constexpr int64_t kSmall = int64_t{64} << 10;
+  return a.dtype != DType::kF32 || (a.transposed && m * k * static_cast<int64_t>(sizeof(float)) > kSmall);
 }
 int64_t gemm_packed_rows_size(int64_t rows, int64_t depth) {
   const int64_t mr = gemm_tile().rows;

@@ -30,24 +30,26 @@ struct GemmTile {
 };
 GemmTile gemm_tile();
 
-// A block of rows of op(a) as the kernels read it: fp32, either rows (each contiguous, row_step apart) or panels of
-// gemm_tile().rows rows, stored [panel][k][row].
+// A block of rows of op(a) as the kernels read it, in fp32. Rows: each contiguous, `step` apart. Columns: a tile's rows
+// lie side by side, their next depth `step` further; the next tile's begin tile_step on.
 struct GemmRows {
   const float* data = nullptr;
-  int64_t row_step = 0;
-  bool panels = false;
+  int64_t step = 0;
+  int64_t tile_step = 0;
+  bool columns = false;
 };
 
-// Packs columns [n0, n0 + cols) and depths [k0, k0 + depth) of op(b) into panels [panel][k][gemm_tile().cols] of fp32,
-// the last one filled up with zeros.
-void gemm_pack_columns(const GemmMatrix& b, int64_t k0, int64_t depth, int64_t n0, int64_t cols, float* panels);
-// Floats that pack_rows writes (slack included) for that many rows and depths.
+// Packs columns [n0, n0 + cols) and depths [k0, k0 + depth) of op(b) into panels [k][gemm_tile().cols] of fp32,
+// panel_step floats apart, the last one filled up with zeros.
+void gemm_pack_columns(const GemmMatrix& b, int64_t k0, int64_t depth, int64_t n0, int64_t cols, float* panels,
+                       int64_t panel_step);
+// True if rows of op(a) are packed before they are multiplied: bf16, and a transposed a that is too large for a cache.
+bool gemm_packs_rows(const GemmMatrix& a, int64_t m, int64_t k);
+// Floats that gemm_pack_rows writes (slack included) for that many rows and depths.
 int64_t gemm_packed_rows_size(int64_t rows, int64_t depth);
-// Rows [i0, i0 + rows) of op(a): as they lie if they are fp32 rows, else packed to `packed`.
-GemmRows gemm_pack_rows(const GemmMatrix& a, int64_t i0, int64_t rows, int64_t k0, int64_t depth, float* packed);
-inline bool gemm_needs_packed_rows(const GemmMatrix& a) {
-  return a.transposed || a.dtype != DType::kF32;
-}
+// Rows [i0, i0 + rows) of op(a): packed, or as they lie.
+GemmRows gemm_pack_rows(const GemmMatrix& a, bool pack, int64_t i0, int64_t rows, int64_t k0, int64_t depth,
+                        float* packed);
 
 // c = rows of a * panels of b, begun from bias and/or c.
 struct GemmBlock {

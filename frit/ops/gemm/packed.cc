@@ -93,7 +93,7 @@ void multiply_alone(const GemmProblem& p, const Product& product, const float* b
                     float* scratch) {
   const GemmTile tile = gemm_tile();
   const int64_t step = std::max<int64_t>(1, block_depth(p));
-  const bool pack = gemm_needs_packed_rows(product.a);
+  const bool pack = gemm_packs_rows(p.a, p.m, p.k);
   float* packed_a = scratch + own_scratch(p, j1 - j0, pack).b;
   // A block of a that is not packed needs no cut by rows: its rows are read as they lie.
   const int64_t rows_step = pack ? block_rows(step, tile.rows) : p.m;
@@ -101,12 +101,12 @@ void multiply_alone(const GemmProblem& p, const Product& product, const float* b
     const int64_t cols = std::min(kOwnCols, j1 - j);
     for (int64_t k = 0; k == 0 || k < p.k; k += step) {
       const int64_t depth = std::min(step, p.k - k);
-      gemm_pack_columns(product.b, k, depth, j, cols, scratch);
+      gemm_pack_columns(product.b, k, depth, j, cols, scratch, depth * tile.cols);
       for (int64_t i = 0; i < p.m; i += rows_step) {
         const int64_t rows = std::min(rows_step, p.m - i);
         GemmBlock block = block_of(p, product, bias, i, rows, j, cols);
         at_depth(block, p, k, depth);
-        block.a = gemm_pack_rows(product.a, i, rows, k, depth, packed_a);
+        block.a = gemm_pack_rows(product.a, pack, i, rows, k, depth, packed_a);
         block.b = scratch;
         block.panel_step = depth * tile.cols;
         gemm_multiply(block);
@@ -148,22 +148,30 @@ SharedCuts shared_cuts(const GemmProblem& p, int threads) {
   tasks = std::min(round_up(tasks, threads), tiles);
   cuts.rows = ceil_div(tiles, tasks) * tile.rows;
   cuts.b_floats = round_up(cuts.cols * cuts.depth, 64);
-  cuts.a_floats =
-      gemm_needs_packed_rows(p.a) ? round_up(gemm_packed_rows_size(std::min(p.m, cuts.rows), block_depth(p)), 64) : 0;
+  cuts.a_floats = gemm_packs_rows(p.a, p.m, p.k)
+                      ? round_up(gemm_packed_rows_size(std::min(p.m, cuts.rows), block_depth(p)), 64)
+                      : 0;
   return cuts;
 }
 void multiply_shared(Context& context, const GemmProblem& p, const Product& product, const float* bias,
                      const SharedCuts& cuts, float* scratch) {
   const GemmTile tile = gemm_tile();
+  const bool pack = gemm_packs_rows(p.a, p.m, p.k);
   float *packed_b = scratch, *packed_a = scratch + cuts.b_floats;
   const int64_t step = std::max<int64_t>(1, block_depth(p));
   for (int64_t j = 0; j < p.n; j += cuts.cols) {
     const int64_t cols = std::min(cuts.cols, p.n - j), panels = ceil_div(cols, tile.cols);
     for (int64_t k = 0; k == 0 || k < p.k; k += std::max<int64_t>(1, cuts.depth)) {
       const int64_t slab = std::min(cuts.depth, p.k - k);
-      context.pool().run(panels, [&](int64_t panel, int) {
-        const int64_t from = panel * tile.cols;
-        gemm_pack_columns(product.b, k, slab, j + from, std::min(tile.cols, cols - from), packed_b + from * slab);
+      // Along b's rows as they lie: a task takes some panels of a transposed b, some depths of another.
+      const int64_t length = product.b.transposed ? panels : slab, pieces = std::min<int64_t>(length, 8);
+      context.pool().run(pieces, [&](int64_t piece, int) {
+        const int64_t from = cut(length, pieces, piece), to = cut(length, pieces, piece + 1);
+        if (product.b.transposed)
+          gemm_pack_columns(product.b, k, slab, j + from * tile.cols, std::min(to * tile.cols, cols) - from * tile.cols,
+                            packed_b + from * tile.cols * slab, slab * tile.cols);
+        else
+          gemm_pack_columns(product.b, k + from, to - from, j, cols, packed_b + from * tile.cols, slab * tile.cols);
       });
       const int64_t tiles = ceil_div(p.m, tile.rows), tasks = ceil_div(p.m, cuts.rows);
       context.pool().run(tasks, [&](int64_t task, int worker) {
@@ -173,7 +181,7 @@ void multiply_shared(Context& context, const GemmProblem& p, const Product& prod
           const int64_t depth = std::min(step, slab - inner);
           GemmBlock block = block_of(p, product, bias, i0, i1 - i0, j, cols);
           at_depth(block, p, k + inner, depth);
-          block.a = gemm_pack_rows(product.a, i0, i1 - i0, k + inner, depth, packed_a + worker * cuts.a_floats);
+          block.a = gemm_pack_rows(product.a, pack, i0, i1 - i0, k + inner, depth, packed_a + worker * cuts.a_floats);
           block.b = packed_b + inner * tile.cols;
           block.panel_step = slab * tile.cols;
           gemm_multiply(block);
@@ -190,7 +198,7 @@ void gemm_packed(Context& context, const GemmProblem& p) {
   const int threads = context.pool().threads();
   const GemmTile tile = gemm_tile();
   const bool whole_items = p.batch > 1 && p.m * p.n * p.k < kOneTaskProducts;
-  const bool by_columns = !whole_items && p.m <= kBlockRows && !gemm_needs_packed_rows(p.a);
+  const bool by_columns = !whole_items && p.m <= kBlockRows && !gemm_packs_rows(p.a, p.m, p.k);
   const int64_t bias_floats = p.bias.defined() && p.bias.dtype() != DType::kF32 ? round_up(p.n, 64) : 0;
 
   // A piece of four panels lets few-row tiles take several at once; eight tasks a thread even out unequal speed.
@@ -198,7 +206,7 @@ void gemm_packed(Context& context, const GemmProblem& p) {
   SharedCuts cuts{};
   int64_t own = 0, floats = bias_floats;
   if (whole_items) {
-    own = own_scratch(p, p.n, gemm_needs_packed_rows(p.a)).total();
+    own = own_scratch(p, p.n, gemm_packs_rows(p.a, p.m, p.k)).total();
     floats += own * threads;
   } else if (by_columns) {
     own = own_scratch(p, (ceil_div(ceil_div(p.n, tile.cols), pieces)) * tile.cols, false).total();
@@ -206,6 +214,15 @@ void gemm_packed(Context& context, const GemmProblem& p) {
   } else {
     cuts = shared_cuts(p, threads);
     floats += cuts.b_floats + cuts.a_floats * threads;
+  }
+  if (!whole_items) {
+    // What any smaller m and k of these columns could need: a plan recorded for the largest batch of a bucket must serve
+    // every batch of it, and the cuts above do not grow steadily with the rows.
+    const bool packs_rows = gemm_needs_packed_rows(p.a);
+    const int64_t depth = block_depth(p), shared = shared_cuts(p, threads).b_floats;
+    const int64_t rows = packs_rows ? round_up(std::max(kBlockRows * kDepth, tile.rows * depth) + 64, 64) : 0;
+    const int64_t columns = packs_rows ? 0 : own_scratch(p, ceil_div(ceil_div(p.n, tile.cols), pieces) * tile.cols, false).total();
+    floats = bias_floats + std::max(columns, rows) * threads + std::max(shared, columns);
   }
   Buffer scratch = context.allocate({floats}, DType::kF32, "gemm.packed");
   if (context.planning()) return;
@@ -253,7 +270,7 @@ PackedWeight::PackedWeight(Context& context, const Tensor& w) : n_(0), k_(0) {
   const GemmMatrix b{w.raw(), w.dtype(), w.row_stride(), true};
   context.pool().run(panels, [&](int64_t panel, int) {
     const int64_t from = panel * tile.cols;
-    gemm_pack_columns(b, 0, k_, from, std::min(tile.cols, n_ - from), data_ + from * k_);
+    gemm_pack_columns(b, 0, k_, from, std::min(tile.cols, n_ - from), data_ + from * k_, k_ * tile.cols);
   });
 }
 PackedWeight::PackedWeight(PackedWeight&& other) noexcept {
@@ -298,7 +315,7 @@ void linear_packed(Context& context, const Tensor& x, const PackedWeight& w, con
     for (int64_t from = 0; from == 0 || from < k; from += step) {
       GemmBlock block;
       block.rows = i1 - i0, block.cols = j1 - j0, block.depth = std::min(step, k - from);
-      block.a = {in + i0 * x.row_stride() + from, x.row_stride(), false};
+      block.a = {in + i0 * x.row_stride() + from, x.row_stride(), 0, false};
       block.b = w.data_ + j0 * k + from * tile.cols;
       block.panel_step = k * tile.cols;
       block.c = out + i0 * y.row_stride() + j0;

@@ -1,0 +1,279 @@
+#include "frit/train/prepare.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include "frit/core/error.h"
+#include "frit/train/files.h"
+#include "frit/train/period.h"
+#include "frit/train/trainer.h"
+
+namespace frit {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+TextOptions text_options(const TrainConfig& config) {
+  TextOptions text;
+  text.invalid_utf8 = config.data.invalid_utf8 == "skip" ? InvalidUtf8::kSkip : InvalidUtf8::kError;
+  return text;
+}
+
+// What a tokenizer was made from, by settings, sizes and times: a text file beside it.
+std::string tokenizer_origin(const TrainConfig& config) {
+  const auto& d = config.data;
+  std::string text = fmt::format("tokenizer {}\ninit_from {}\n", d.tokenizer, config.model.init_from);
+  if (!d.tokenizer.empty()) return text;
+  text += fmt::format("vocabulary {}\nkind {}\njoint {}\nbyte_fallback {}\ninvalid_utf8 {}\nseed {}\n", d.vocabulary,
+                      d.tokenizer_kind, d.joint_vocabulary, d.byte_fallback, d.invalid_utf8, config.training.seed);
+  for (const std::string& path : {d.train_source, d.train_target}) {
+    std::error_code error;
+    const auto size = fs::file_size(path, error);
+    if (error) fail("[train] cannot read {}: {}", path, error.message());
+    text += fmt::format("text {} {}\n", size, fs::last_write_time(path).time_since_epoch().count());
+  }
+  return text;
+}
+
+bool has_tokenizer(const std::string& directory) {
+  return !directory.empty() && fs::exists(fs::path(directory) / "source.spm");
+}
+
+TransformerConfig config_of(const TrainConfig& config, int64_t source_vocab, int64_t target_vocab, bool one_vocabulary) {
+  const auto& m = config.model;
+  TransformerConfig c;
+  if (m.init_from.empty()) {
+    c = TransformerConfig::preset(m.preset);
+  } else {
+    const std::string path = (fs::path(m.init_from) / "config.json").string();
+    c = TransformerConfig::from_json(read_file(path), path);
+  }
+  const auto size = [](int64_t from, int64_t* to) {
+    if (from > 0) *to = from;
+  };
+  size(m.encoder_layers, &c.encoder_layers), size(m.decoder_layers, &c.decoder_layers);
+  size(m.d_model, &c.d_model), size(m.max_positions, &c.max_positions);
+  size(m.heads, &c.encoder_heads), size(m.heads, &c.decoder_heads);
+  size(m.ffn, &c.encoder_ffn_dim), size(m.ffn, &c.decoder_ffn_dim);
+  if (!m.activation.empty()) c.activation = parse_activation(m.activation);
+  if (!m.norm.empty()) c.pre_norm = m.norm == "pre";
+  if (!m.positions.empty()) c.positions = parse_positions(m.positions);
+  if (!m.scale_embedding.empty()) c.scale_embedding = m.scale_embedding == "true";
+  if (!m.embeddings.empty()) c.share_embeddings = m.embeddings == "shared";
+  if (m.dropout >= 0) c.dropout = m.dropout;
+  if (m.attention_dropout >= 0) c.attention_dropout = m.attention_dropout;
+  if (m.activation_dropout >= 0) c.activation_dropout = m.activation_dropout;
+  if (!one_vocabulary) {
+    if (m.embeddings == "shared")
+      fail("[config] model.embeddings is shared, but source and target have vocabularies of their own: set "
+           "data.joint_vocabulary = true or model.embeddings = \"separate\"");
+    c.share_embeddings = false;
+  }
+  if (!m.init_from.empty() && (c.source_vocab != source_vocab || c.target_vocab != target_vocab))
+    fail("[train] the model {} has vocabularies of {} and {} tokens, the tokenizer {} and {}", m.init_from,
+         c.source_vocab, c.target_vocab, source_vocab, target_vocab);
+  c.source_vocab = source_vocab, c.target_vocab = target_vocab;
+  if (config.data.max_length > c.max_positions)
+    fail("[config] data.max_length is {}, but the model has {} positions (model.max_positions)", config.data.max_length,
+         c.max_positions);
+  return c;
+}
+
+}  // namespace
+
+RunLock::RunLock(const fs::path& directory) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) fail("[train] cannot make folder {}: {}", directory.string(), error.message());
+  const fs::path path = directory / "lock";
+  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (fd_ < 0) fail("[train] cannot open {}: {}", path.string(), std::strerror(errno));
+  if (::flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
+  const int reason = errno;
+  ::close(fd_);
+  if (reason == EWOULDBLOCK) fail("[train] another training uses {}", directory.string());
+  fail("[train] cannot lock {}: {}", path.string(), std::strerror(reason));
+}
+RunLock::~RunLock() {
+  ::close(fd_);
+}
+
+Tokenizer prepare_tokenizer(const TrainConfig& config, const fs::path& run, bool resuming, const Say& say) {
+  const fs::path place = run / "tokenizer", origin_path = run / "tokenizer-origin.txt";
+  const std::string origin = resuming ? "" : tokenizer_origin(config);
+  if (resuming || (has_tokenizer(place.string()) && fs::exists(origin_path) && read_file(origin_path) == origin)) {
+    Tokenizer tokenizer = Tokenizer::load(place.string());
+    say(fmt::format("Tokenizer: {} (made before)", place.string()));
+    return tokenizer;
+  }
+  const Stopwatch watch;
+  std::optional<Tokenizer> tokenizer;
+  std::string how;
+  if (!config.data.tokenizer.empty() || has_tokenizer(config.model.init_from)) {
+    const std::string& from = config.data.tokenizer.empty() ? config.model.init_from : config.data.tokenizer;
+    tokenizer = Tokenizer::load(from);
+    how = "taken from " + from;
+  } else {
+    TokenizerTraining options;
+    options.model = config.data.tokenizer_kind == "bpe" ? SubwordModel::kBpe : SubwordModel::kUnigram;
+    options.vocabulary = static_cast<int32_t>(config.data.vocabulary);
+    options.joint = config.data.joint_vocabulary;
+    options.byte_fallback = config.data.byte_fallback;
+    options.seed = static_cast<uint64_t>(config.training.seed);
+    say(fmt::format("Tokenizer: training {} with {} tokens on {} and {} ...", config.data.tokenizer_kind,
+                    config.data.vocabulary, config.data.train_source, config.data.train_target));
+    TextCounts counts;
+    tokenizer = Tokenizer::train(config.data.train_source, config.data.train_target, options, text_options(config),
+                                 &counts);
+    how = "trained on " + counts.to_string();
+  }
+  std::error_code error;
+  fs::remove(origin_path, error);  // while the files change, they are of unknown origin
+  fs::create_directories(place, error);
+  tokenizer->save(place.string());
+  write_file_atomically(origin_path, origin);
+  say(fmt::format("Tokenizer: {} source and {} target tokens, {} ({:.1f} s)", tokenizer->vocabulary_size(Side::kSource),
+                  tokenizer->vocabulary_size(Side::kTarget), how, watch.seconds()));
+  return *tokenizer;
+}
+
+TokenFile prepare_tokens(const TrainConfig& config, const fs::path& run, const char* name, const std::string& source,
+                         const std::string& target, const Tokenizer& tokenizer, ThreadPool& pool, const Say& say) {
+  const Stopwatch watch;
+  std::error_code error;
+  fs::create_directories(run / "data", error);
+  TokenFileOptions options;
+  options.text = text_options(config);
+  bool built = false;
+  TokenFile file = TokenFile::open_or_build((run / "data" / fmt::format("{}.tokens", name)).string(), source, target,
+                                            tokenizer, pool, options, &built);
+  say(fmt::format("Text ({}): {}; {} source and {} target tokens ({} in {:.1f} s)", name, file.counts().to_string(),
+                  with_commas(file.source_tokens()), with_commas(file.target_tokens()),
+                  built ? "tokenised" : "made before, opened", watch.seconds()));
+  return file;
+}
+
+TransformerConfig model_config(const TrainConfig& config, const Tokenizer& tokenizer) {
+  TransformerConfig c =
+      config_of(config, tokenizer.vocabulary_size(Side::kSource), tokenizer.vocabulary_size(Side::kTarget),
+                !tokenizer.separate_vocabularies());
+  c.pad_id = c.start_id = tokenizer.pad_id();
+  c.eos_id = tokenizer.eos_id();
+  c.validate();
+  return c;
+}
+
+TransformerConfig model_config(const TrainConfig& config) {
+  TransformerConfig c =
+      config_of(config, config.data.vocabulary, config.data.vocabulary, config.data.joint_vocabulary);
+  c.validate();
+  return c;
+}
+
+BatcherOptions train_batches(const TrainConfig& config, const TokenFile& file, const Tokenizer& tokenizer) {
+  BatcherOptions options;
+  options.max_tokens = config.training.batch_tokens;
+  options.max_length = config.data.max_length;
+  // Pairs that fill as many batches as the window has.
+  const double mean = static_cast<double>(std::max(file.source_tokens(), file.target_tokens())) /
+                      static_cast<double>(std::max<int64_t>(1, file.sentences()));
+  options.window = std::max<int64_t>(
+      1, std::llround(static_cast<double>(config.data.window) * static_cast<double>(options.max_tokens) / mean));
+  options.seed = static_cast<uint64_t>(config.training.seed);
+  options.decoder_start_id = tokenizer.pad_id();
+  options.sampling = {static_cast<float>(config.data.subword_alpha), static_cast<int>(config.data.subword_nbest),
+                      static_cast<uint64_t>(config.training.seed)};
+  return options;
+}
+
+BatcherOptions valid_batches(const TrainConfig& config, const TransformerConfig& model, const TokenFile& file) {
+  BatcherOptions options;
+  options.max_tokens = std::max(config.training.batch_tokens, std::min(model.max_positions, config.data.max_length));
+  options.max_length = model.max_positions;
+  int64_t longest = 0;
+  for (int64_t i = 0; i < file.sentences(); ++i) {
+    const int64_t length = std::max(file.source_length(i), file.target_length(i));
+    if (length <= model.max_positions) longest = std::max(longest, length);
+  }
+  options.max_tokens = std::max(options.max_tokens, longest);
+  options.shuffle = false;
+  options.decoder_start_id = static_cast<int32_t>(model.start_id);
+  return options;
+}
+
+Transformer::Options training_options(const TrainConfig& config) {
+  const auto& t = config.training;
+  Transformer::Options options;
+  options.precision = parse_precision(t.precision);
+  options.training = true;
+  options.moments = t.optimizer != "sgd" ? 2 : t.momentum != 0 ? 1 : 0;
+  options.gradient_dtype = t.accumulate > 1 ? DType::kF32 : compute_dtype(options.precision);
+  return options;
+}
+
+StepSettings step_settings(const TrainConfig& config, const Workspace& workspace) {
+  const auto& t = config.training;
+  StepSettings s;
+  s.criterion.smoothing = static_cast<float>(t.label_smoothing);
+  s.criterion.chunk_rows = t.criterion_rows;
+  s.recompute = t.recompute == "activations";
+  s.optimizer.kind = parse_optimizer(t.optimizer);
+  s.optimizer.beta1 = t.beta1, s.optimizer.beta2 = t.beta2, s.optimizer.eps = t.eps;
+  s.optimizer.momentum = t.momentum;
+  s.optimizer.weight_decay = t.weight_decay;
+  s.optimizer.decay_end = workspace.layout().decay_end();
+  s.optimizer.seed = static_cast<uint32_t>(t.seed);
+  s.clip_norm = t.clip_norm;
+  s.seed = static_cast<uint32_t>(t.seed);
+  s.attention = config.run.attention, s.gemm = config.run.gemm;
+  return s;
+}
+
+Schedule make_schedule(const TrainConfig& config, const Batcher& batcher) {
+  const auto& t = config.training;
+  const Period warmup = parse_period(t.warmup), stop = parse_period(t.stop_after);
+  Schedule s;
+  s.kind = parse_schedule(t.schedule);
+  s.peak = t.learning_rate;
+  double updates_an_epoch = 0, tokens_an_epoch = 0;
+  const auto updates_of = [&](const Period& period) -> int64_t {
+    if (period.unit == PeriodUnit::kUpdates) return std::llround(period.count);
+    if (updates_an_epoch == 0) {
+      const std::vector<BatchSize> sizes = batcher.sizes(0);
+      updates_an_epoch = static_cast<double>(sizes.size()) / static_cast<double>(t.accumulate);
+      for (const BatchSize& size : sizes) tokens_an_epoch += static_cast<double>(size.target_tokens);
+    }
+    const double epochs = period.unit == PeriodUnit::kEpochs ? period.count : period.count / tokens_an_epoch;
+    return std::max<int64_t>(period.never() ? 0 : 1, std::llround(epochs * updates_an_epoch));
+  };
+  s.warmup_steps = updates_of(warmup);
+  if (s.kind == ScheduleKind::kLinear || s.kind == ScheduleKind::kCosine) {
+    if (stop.never())
+      fail("[config] training.schedule {} needs training.stop_after: it ends there", t.schedule);
+    s.total_steps = updates_of(stop);
+    if (s.total_steps <= s.warmup_steps)
+      fail("[config] training.warmup {} is {} updates, not less than the {} of training.stop_after {}", t.warmup,
+           s.warmup_steps, s.total_steps, t.stop_after);
+  }
+  check_schedule(s);
+  return s;
+}
+
+}  // namespace frit

@@ -1,0 +1,55 @@
+// What comes before the first step: the run directory, the tokenizer, token files, batches, the model's sizes.
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "frit/data/batcher.h"
+#include "frit/data/token_file.h"
+#include "frit/data/tokenizer.h"
+#include "frit/models/transformer/transformer.h"
+#include "frit/train/config.h"
+#include "frit/train/schedule.h"
+#include "frit/train/step.h"
+
+namespace frit {
+
+// Holds RUN/lock, so that two trainers never write to one directory; the system lets go of it if the process dies.
+class RunLock {
+ public:
+  // Makes the directory. Errors: frit::Error if another process holds the lock.
+  explicit RunLock(const std::filesystem::path& directory);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
+using Say = std::function<void(std::string_view)>;
+
+// Loads RUN/tokenizer if it was made from the same text and settings, or if the run has a checkpoint (resuming); else
+// takes the configured one, or that of model.init_from, or trains one, and saves it there.
+Tokenizer prepare_tokenizer(const TrainConfig& config, const std::filesystem::path& run, bool resuming, const Say& say);
+
+// Opens RUN/data/NAME.tokens, built if need be.
+TokenFile prepare_tokens(const TrainConfig& config, const std::filesystem::path& run, const char* name,
+                         const std::string& source, const std::string& target, const Tokenizer& tokenizer,
+                         ThreadPool& pool, const Say& say);
+
+BatcherOptions train_batches(const TrainConfig& config, const TokenFile& file, const Tokenizer& tokenizer);
+// Every sentence that the model has positions for, in the corpus's order.
+BatcherOptions valid_batches(const TrainConfig& config, const TransformerConfig& model, const TokenFile& file);
+
+StepSettings step_settings(const TrainConfig& config, const Workspace& workspace);
+Transformer::Options training_options(const TrainConfig& config);
+
+// Warm-up and end of the schedule in updates; the batcher is asked for the batches of an epoch if a period is not in
+// updates.
+Schedule make_schedule(const TrainConfig& config, const Batcher& batcher);
+
+}  // namespace frit
