@@ -77,7 +77,7 @@ int evaluate(const Options& o) {
   if (!o.hypotheses.empty() && !o.model.empty()) throw UsageError("--hypotheses takes the place of MODEL and SOURCE");
   const std::vector<std::string> references = read_lines(o.reference);
   std::vector<std::string> sources, hypotheses;
-  std::optional<Likelihood> likely;
+  Likelihood likely;  // no tokens: not computed
   const auto same_length = [&](const std::string& path, size_t lines) {
     if (lines != references.size())
       fail("{} has {} lines, {} has {}: line i of one must belong to line i of the other", path, lines, o.reference,
@@ -102,10 +102,9 @@ int evaluate(const Options& o) {
         hypotheses.push_back(list.empty() ? "" : std::move(list.front().text));
     if (!o.no_loss) {
       likely = likelihood(directory, translator.tokenizer(), pool, sources, references, options.batch_tokens);
-      if (likely->left_out)
+      if (likely.left_out > 0)
         notice(fmt::format("{} of {} pairs are longer than the model's {} positions and left out of the loss",
-                           likely->left_out, sources.size(), translator.config().max_positions));
-      if (likely->tokens == 0) likely.reset();
+                           likely.left_out, sources.size(), translator.config().max_positions));
     }
   }
   if (!o.output.empty()) {
@@ -124,19 +123,19 @@ int evaluate(const Options& o) {
       out["brevity_penalty"] = bleu->brevity_penalty;
       out["signature"] = kBleuSignature;
     }
-    if (likely) {
-      out["loss"] = likely->nll / static_cast<double>(likely->tokens);
-      out["perplexity"] = std::exp(likely->nll / static_cast<double>(likely->tokens));
-      out["target_tokens"] = likely->tokens;
-      out["left_out"] = likely->left_out;
+    if (likely.tokens > 0) {
+      out["loss"] = likely.nll / static_cast<double>(likely.tokens);
+      out["perplexity"] = std::exp(likely.nll / static_cast<double>(likely.tokens));
+      out["target_tokens"] = likely.tokens;
+      out["left_out"] = likely.left_out;
     }
     out["sentences"] = references.size();
     std::cout << out.dump(2) << '\n';
     return kGood;
   }
   if (bleu) std::cout << fmt::format("BLEU {:.1f}\n", bleu->score);
-  if (likely) {
-    const double loss = likely->nll / static_cast<double>(likely->tokens);
+  if (likely.tokens > 0) {
+    const double loss = likely.nll / static_cast<double>(likely.tokens);
     std::cout << fmt::format("loss {:.4f}\nperplexity {:.2f}\n", loss, std::exp(loss));
   }
   if (bleu) std::cout << bleu->format() << "\n" << kBleuSignature << '\n';

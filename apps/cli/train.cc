@@ -42,11 +42,7 @@ int train(const Options& o, const Overrides& overrides) {
   output.stop_requested = [] { return caught_signal() != 0; };
   Trainer trainer(config, output);
   const TrainResult result = trainer.run();
-  if (result.end == TrainEnd::kInterrupted) {
-    notice(fmt::format("stopped after {} updates; the state is saved: run the same command to go on",
-                       format_count(result.updates)));
-    return 128 + caught_signal();
-  }
+  if (result.end == TrainEnd::kInterrupted) return 128 + caught_signal();
   std::cout << "model " << result.model_directory << '\n';
   if (result.loss) std::cout << fmt::format("loss {:.4f}\n", *result.loss);
   if (result.bleu) std::cout << fmt::format("validation BLEU {:.1f}\n", *result.bleu);
