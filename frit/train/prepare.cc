@@ -22,9 +22,7 @@ namespace fs = std::filesystem;
 
 class Stopwatch {
  public:
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-  }
+  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
 
  private:
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
@@ -56,7 +54,8 @@ bool has_tokenizer(const std::string& directory) {
   return !directory.empty() && fs::exists(fs::path(directory) / "source.spm");
 }
 
-TransformerConfig config_of(const TrainConfig& config, int64_t source_vocab, int64_t target_vocab, bool one_vocabulary) {
+TransformerConfig config_of(const TrainConfig& config, int64_t source_vocab, int64_t target_vocab,
+                            bool one_vocabulary) {
   const auto& m = config.model;
   TransformerConfig c;
   if (m.init_from.empty()) {
@@ -82,8 +81,9 @@ TransformerConfig config_of(const TrainConfig& config, int64_t source_vocab, int
   if (m.activation_dropout >= 0) c.activation_dropout = m.activation_dropout;
   if (!one_vocabulary) {
     if (m.embeddings == "shared")
-      fail("[config] model.embeddings is shared, but source and target have vocabularies of their own: set "
-           "data.joint_vocabulary = true or model.embeddings = \"separate\"");
+      fail(
+          "[config] model.embeddings is shared, but source and target have vocabularies of their own: set "
+          "data.joint_vocabulary = true or model.embeddings = \"separate\"");
     c.share_embeddings = false;
   }
   if (!m.init_from.empty() && (c.source_vocab != source_vocab || c.target_vocab != target_vocab))
@@ -140,8 +140,8 @@ Tokenizer prepare_tokenizer(const TrainConfig& config, const fs::path& run, bool
     say(fmt::format("Tokenizer: training {} with {} tokens on {} and {} ...", config.data.tokenizer_kind,
                     config.data.vocabulary, config.data.train_source, config.data.train_target));
     TextCounts counts;
-    tokenizer = Tokenizer::train(config.data.train_source, config.data.train_target, options, text_options(config),
-                                 &counts);
+    tokenizer =
+        Tokenizer::train(config.data.train_source, config.data.train_target, options, text_options(config), &counts);
     how = "trained on " + counts.to_string();
   }
   std::error_code error;
@@ -171,9 +171,8 @@ TokenFile prepare_tokens(const TrainConfig& config, const fs::path& run, const c
 }
 
 TransformerConfig model_config(const TrainConfig& config, const Tokenizer& tokenizer) {
-  TransformerConfig c =
-      config_of(config, tokenizer.vocabulary_size(Side::kSource), tokenizer.vocabulary_size(Side::kTarget),
-                !tokenizer.separate_vocabularies());
+  TransformerConfig c = config_of(config, tokenizer.vocabulary_size(Side::kSource),
+                                  tokenizer.vocabulary_size(Side::kTarget), !tokenizer.separate_vocabularies());
   c.pad_id = c.start_id = tokenizer.pad_id();
   c.eos_id = tokenizer.eos_id();
   c.validate();
@@ -181,8 +180,7 @@ TransformerConfig model_config(const TrainConfig& config, const Tokenizer& token
 }
 
 TransformerConfig model_config(const TrainConfig& config) {
-  TransformerConfig c =
-      config_of(config, config.data.vocabulary, config.data.vocabulary, config.data.joint_vocabulary);
+  TransformerConfig c = config_of(config, config.data.vocabulary, config.data.vocabulary, config.data.joint_vocabulary);
   c.validate();
   return c;
 }
@@ -265,8 +263,7 @@ Schedule make_schedule(const TrainConfig& config, const Batcher& batcher) {
   };
   s.warmup_steps = updates_of(warmup);
   if (s.kind == ScheduleKind::kLinear || s.kind == ScheduleKind::kCosine) {
-    if (stop.never())
-      fail("[config] training.schedule {} needs training.stop_after: it ends there", t.schedule);
+    if (stop.never()) fail("[config] training.schedule {} needs training.stop_after: it ends there", t.schedule);
     s.total_steps = updates_of(stop);
     if (s.total_steps <= s.warmup_steps)
       fail("[config] training.warmup {} is {} updates, not less than the {} of training.stop_after {}", t.warmup,

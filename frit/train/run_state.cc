@@ -76,13 +76,23 @@ bool may_change(std::string_view key, bool schedule_ends) {
   if (key == "training.stop_after") return !schedule_ends;
   if (key.starts_with("run.")) return key != "run.attention" && key != "run.gemm" && key != "run.device";
   if (key.starts_with("validation.")) return true;
-  constexpr std::string_view kFree[] = {
-      "training.stop_after_seconds",   "training.log_every", "training.valid_every",
-      "training.save_every",           "training.keep",      "training.keep_every",
-      "training.average_checkpoints",  "training.patience",  "training.min_delta",
-      "training.max_not_finite", "data.train_source",
-      "data.train_target",             "data.valid_source",  "data.valid_target",
-      "data.tokenizer",                "data.prefetch",      "model.init_from"};
+  constexpr std::string_view kFree[] = {"training.stop_after_seconds",
+                                        "training.log_every",
+                                        "training.valid_every",
+                                        "training.save_every",
+                                        "training.keep",
+                                        "training.keep_every",
+                                        "training.average_checkpoints",
+                                        "training.patience",
+                                        "training.min_delta",
+                                        "training.max_not_finite",
+                                        "data.train_source",
+                                        "data.train_target",
+                                        "data.valid_source",
+                                        "data.valid_target",
+                                        "data.tokenizer",
+                                        "data.prefetch",
+                                        "model.init_from"};
   return std::find(std::begin(kFree), std::end(kFree), key) != std::end(kFree);
 }
 

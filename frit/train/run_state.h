@@ -11,16 +11,16 @@
 namespace frit {
 
 struct RunState {
-  int64_t updates = 0;             // made: the optimizer's step count
-  int64_t attempts = 0;            // updates tried, skipped ones included: decides dropout masks
-  int64_t skipped = 0;             // updates left out because something was not finite
-  int64_t skipped_in_a_row = 0;    // up to now
-  int64_t target_tokens = 0;       // trained on
-  int64_t source_tokens = 0;       // trained on
-  BatchPosition position;          // of the next batch
-  int64_t epoch_sentences = 0;     // sentence pairs of this epoch that are behind
-  double seconds = 0;              // of training
-  int64_t validated = -1;          // attempts at the last validation
+  int64_t updates = 0;              // made: the optimizer's step count
+  int64_t attempts = 0;             // updates tried, skipped ones included: decides dropout masks
+  int64_t skipped = 0;              // updates left out because something was not finite
+  int64_t skipped_in_a_row = 0;     // up to now
+  int64_t target_tokens = 0;        // trained on
+  int64_t source_tokens = 0;        // trained on
+  BatchPosition position;           // of the next batch
+  int64_t epoch_sentences = 0;      // sentence pairs of this epoch that are behind
+  double seconds = 0;               // of training
+  int64_t validated = -1;           // attempts at the last validation
   bool validation_pending = false;  // stopped before a validation that was due
   // Since the last line of metrics.
   double window_loss = 0, window_seconds = 0;

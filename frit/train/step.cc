@@ -114,8 +114,8 @@ Loss TrainingStep::forward_backward(const Batch& batch, int64_t step_tokens, int
   scale_ = static_cast<float>(1.0 / static_cast<double>(step_tokens));
   context_.set_random(settings_.seed, static_cast<uint32_t>(attempt), static_cast<uint32_t>(stream));
   Replay replay(memory_, ready(Kind::kTrain, batch));
-  const Loss loss = model_.train_step(context_, BatchView::of(batch), Tensor(&scale_, DType::kF32, {1}),
-                                      step_options(stream > 0));
+  const Loss loss =
+      model_.train_step(context_, BatchView::of(batch), Tensor(&scale_, DType::kF32, {1}), step_options(stream > 0));
   replay.finish();
   return loss;
 }

@@ -73,9 +73,7 @@ class Ema {
       aside_ = allocate_block(static_cast<size_t>(elements()) * sizeof(bfloat16));
   }
 
-  std::span<float> values() const {
-    return {reinterpret_cast<float*>(block_.get()), static_cast<size_t>(elements())};
-  }
+  std::span<float> values() const { return {reinterpret_cast<float*>(block_.get()), static_cast<size_t>(elements())}; }
 
   void update(double decay) {
     pool_.parallel_for(elements(), 1 << 16, [&](int64_t begin, int64_t end, int) {
@@ -250,9 +248,10 @@ void Trainer::Impl::restore(const CheckpointInfo& checkpoint) {
   parse_config(before, read_blob(checkpoint, "config.toml"), (checkpoint.path / "config.toml").string());
   const std::string changed = changed_keys(before, config);
   if (!changed.empty())
-    fail("[train] {} goes on from {}, but the configuration changed in keys that would change its results:{}\n"
-         "Set them back, or train into another run.directory.",
-         run.string(), checkpoint.path.string(), changed);
+    fail(
+        "[train] {} goes on from {}, but the configuration changed in keys that would change its results:{}\n"
+        "Set them back, or train into another run.directory.",
+        run.string(), checkpoint.path.string(), changed);
   const RunState saved = RunState::from_json(read_blob(checkpoint, "state.json"));
   const auto same = [&](uint64_t was, uint64_t is, std::string_view what) {
     if (was != is)
@@ -279,9 +278,10 @@ void Trainer::Impl::save(bool interrupted, std::optional<double> metric) {
   const Workspace& w = model->workspace();
   for (const Tensor& block : {w.parameters(), w.master()})
     if (block.defined() && !std::isfinite(step->sum_of_squares(block)))
-      fail("[train] the weights are not finite after update {}: no checkpoint is written; lower training.learning_rate "
-           "and go on from the last one",
-           state.updates);
+      fail(
+          "[train] the weights are not finite after update {}: no checkpoint is written; lower training.learning_rate "
+          "and go on from the last one",
+          state.updates);
   state.seconds = seconds();
   state.early_stopping = early->save();
   const std::string json = state.to_json(), toml = dump_config(config, false);
@@ -318,7 +318,8 @@ void Trainer::Impl::plan() {
   step->on_grow = [this](size_t before, size_t after) {
     event(fmt::format("Memory: a batch of a new size made the arena grow from {} to {}", mib(before), mib(after)));
   };
-  say(fmt::format("Memory: {} parameters, gradients and optimizer; {} arena for {} batch sizes (without sharing {}), "
+  say(
+      fmt::format("Memory: {} parameters, gradients and optimizer; {} arena for {} batch sizes (without sharing {}), "
                   "planned in {:.1f} s",
                   mib(static_cast<size_t>(model->workspace().bytes())), mib(step->arena_bytes()), step->plans(),
                   mib(step->total()), seconds_between(begin, Clock::now())));
@@ -345,7 +346,8 @@ bool Trainer::Impl::do_update(Prefetcher& prefetcher) {
   double loss = 0;
   for (int64_t i = 0; i < count; ++i) {
     if (i > 0 && stop_requested()) return false;
-    loss += step->forward_backward(first ? *first : micro[static_cast<size_t>(i)], target_tokens, state.attempts, i).loss;
+    loss +=
+        step->forward_backward(first ? *first : micro[static_cast<size_t>(i)], target_tokens, state.attempts, i).loss;
   }
   if (hooks.before_update) hooks.before_update(state.attempts, model->workspace());
   const double rate = learning_rate(schedule, state.updates + 1);
@@ -372,9 +374,10 @@ bool Trainer::Impl::do_update(Prefetcher& prefetcher) {
   event(fmt::format("Update {} skipped: {} is not finite ({} skipped so far)", state.updates + 1,
                     std::isfinite(loss) ? "the gradient" : "the loss", state.skipped));
   if (state.skipped_in_a_row >= config.training.max_not_finite)
-    fail("[train] {} updates in a row were not finite (training.max_not_finite): training stops; the last checkpoint is "
-         "not touched by them",
-         state.skipped_in_a_row);
+    fail(
+        "[train] {} updates in a row were not finite (training.max_not_finite): training stops; the last checkpoint is "
+        "not touched by them",
+        state.skipped_in_a_row);
   return true;
 }
 
@@ -490,9 +493,8 @@ void Trainer::Impl::finish_model() {
       if (trained.precision() == Precision::kBF16Residual)
         read_blob(checkpoint, "residual", std::as_writable_bytes(std::span(low)));
       for (size_t i = 0; i < count; ++i)
-        values[i] = trained.precision() == Precision::kBF16Residual
-                        ? join_float({high[i], low[i]})
-                        : static_cast<float>(bfloat16::from_bits(high[i]));
+        values[i] = trained.precision() == Precision::kBF16Residual ? join_float({high[i], low[i]})
+                                                                    : static_cast<float>(bfloat16::from_bits(high[i]));
     }
     return values;
   };
@@ -536,8 +538,8 @@ TrainResult Trainer::Impl::train() {
   const auto checkpoint = find_checkpoint();
   tokenizer = prepare_tokenizer(config, run, checkpoint.has_value(), sink);
   if (stop_requested()) return result(TrainEnd::kInterrupted);
-  train_file = prepare_tokens(config, run, "train", config.data.train_source, config.data.train_target, *tokenizer,
-                              pool, sink);
+  train_file =
+      prepare_tokens(config, run, "train", config.data.train_source, config.data.train_target, *tokenizer, pool, sink);
   batcher.emplace(train_file, train_batches(config, train_file, *tokenizer), &*tokenizer);
   say("Batches: " + batcher->counts().to_string(batcher->options()));
   sizes = model_config(config, *tokenizer);

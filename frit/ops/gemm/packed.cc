@@ -221,13 +221,12 @@ void gemm_packed(Context& context, const GemmProblem& p) {
     floats += cuts.b_floats + cuts.a_floats * threads;
   }
   if (!whole_items) {
-    // What any smaller m and k of these columns could need: a plan recorded for the largest batch of a bucket must serve
-    // every batch of it, and the cuts above do not grow steadily with the rows.
-    const bool packs_rows = gemm_needs_packed_rows(p.a);
-    const int64_t depth = block_depth(p), shared = shared_cuts(p, threads).b_floats;
-    const int64_t rows = packs_rows ? round_up(std::max(kBlockRows * kDepth, tile.rows * depth) + 64, 64) : 0;
-    const int64_t columns = packs_rows ? 0 : own_scratch(p, ceil_div(ceil_div(p.n, tile.cols), pieces) * tile.cols, false).total();
-    floats = bias_floats + std::max(columns, rows) * threads + std::max(shared, columns);
+    // What any smaller m and k could need: a plan recorded for the largest batch of a bucket must serve every batch of
+    // it, and the cuts above do not grow steadily with the rows.
+    const int64_t rows = round_up(std::max(kBlockRows * kDepth, tile.rows * block_depth(p)) + 64, 64);
+    const int64_t columns = own_scratch(p, ceil_div(ceil_div(p.n, tile.cols), pieces) * tile.cols, false).total();
+    floats = bias_floats +
+             std::max({floats - bias_floats, columns * threads, shared_cuts(p, threads).b_floats + rows * threads});
   }
   Buffer scratch = context.allocate({floats}, DType::kF32, "gemm.packed");
   if (context.planning()) return;
