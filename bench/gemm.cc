@@ -281,7 +281,7 @@ int main(int argc, char** argv) {
   for (const frit::Shapes& s : frit::all_shapes())
     for (int threads : {1, 2}) {
       const double flops = 2.0 * s.batch * s.m * s.n * s.k;
-      const auto rounds = static_cast<int64_t>(std::clamp(3e9 / flops, 4.0, 200.0));
+      const auto rounds = static_cast<int64_t>(std::clamp(2e9 / flops, 3.0, 50.0));
       const std::string name = s.name + "/" + (s.batch > 1 ? std::to_string(s.batch) + "*" : "") + std::to_string(s.m) +
                                "x" + std::to_string(s.n) + "x" + std::to_string(s.k) + "/threads" +
                                std::to_string(threads);

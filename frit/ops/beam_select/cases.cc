@@ -3,6 +3,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <set>
 
 #include "frit/ops/beam_select/beam_select.h"
 #include "frit/ops/beam_select/cpu.h"
@@ -77,12 +78,9 @@ std::vector<OpCase> beam_select_cases() {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     for (int64_t vocabulary : {1, 2, 31, 32, 33, 63, 64, 65, 511, 1023, 1024, 1025, 8001})
       for (int64_t rows : {0, 1, 3})
-        for (int64_t count : {int64_t{1}, int64_t{2}, int64_t{8}, vocabulary / 2, vocabulary}) {
-          if (count < 1 || count > vocabulary || (rows != 3 && count > 8) ||
-              (count <= 2 && vocabulary / 2 == count && count != 8))
-            continue;
-          cases.push_back(make(rows, vocabulary, count, dtype));
-        }
+        for (int64_t count : std::set<int64_t>{1, 2, 8, vocabulary / 2, vocabulary})
+          if (count >= 1 && count <= vocabulary && (rows == 3 || count <= 8))
+            cases.push_back(make(rows, vocabulary, count, dtype));
     cases.push_back(make(67, 1000, 10, dtype));
     cases.push_back(make(130, 333, 4, dtype, fill_normal(0, 2), "", false));
     for (int64_t count : {1, 8, 64, 1500}) {

@@ -241,8 +241,12 @@ void pack_columns(const GemmMatrix& b, int64_t k0, int64_t depth, int64_t n0, in
 // panel must not reach into the next panel's first, which is there already: it is written by elements.
 template <typename T>
 HWY_INLINE void pack_transposed_rows(const T* a, size_t stride, size_t rows, size_t depth, float* packed) {
+  constexpr size_t kAhead = 8, kLine = 64 / sizeof(T);
   const size_t reach = (kRows + lanes() - 1) / lanes() * lanes();
   for (size_t k = 0; k < depth; ++k, a += stride, packed += kRows) {
+    // Stored rows often lie a page apart, where hardware looks no further: ask for a later one's lines.
+    if (k + kAhead < depth)
+      for (size_t i = 0; i < rows; i += kLine) __builtin_prefetch(a + kAhead * stride + i);
     float* to = packed;
     for (size_t i = 0; i < rows; i += kRows, to += kRows * depth) {
       if (k + 1 < depth && i + reach <= rows) {

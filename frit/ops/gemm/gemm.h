@@ -11,7 +11,8 @@ namespace frit {
 // long as op(a) is not transposed: that is what makes a sentence's translation independent of its batch. The bits do not
 // depend on the number of threads either.
 // k == 0 gives bias (+ c). Allocates nothing but scratch from the context.
-// Errors: std::invalid_argument if shapes or dtypes do not fit. Implementations: "packed" (ours), "onednn", "openblas"; see Context::force.
+// Errors: std::invalid_argument if shapes or dtypes do not fit. Implementations: "packed" (ours,
+// the default) and, if forced, "onednn" (f32 only; promises nothing about bits and allocates); see Context::force.
 struct GemmArgs {
   Tensor a, b, c;
   bool transpose_a = false, transpose_b = false;

@@ -10,8 +10,8 @@ namespace {
 
 // Depth of a block: a panel of b (64 bytes a depth on AVX2) takes half of a 32 KB first-level cache.
 constexpr int64_t kDepth = 256;
-// Rows of a block of a: with kDepth, 96 KB of a second-level cache of 256 KB or more.
-constexpr int64_t kBlockRows = 96;
+// Rows of a block of a: with kDepth, 192 KB, beside the panels of b in a second-level cache of 512 KB.
+constexpr int64_t kBlockRows = 192;
 // Packed b that all threads share: a few megabytes lie in the third-level cache.
 constexpr int64_t kSharedFloats = int64_t{1} << 20;
 constexpr int64_t kSharedCols = 2048;
@@ -139,8 +139,13 @@ SharedCuts shared_cuts(const GemmProblem& p, int threads) {
   SharedCuts cuts;
   const int64_t slabs = ceil_div(p.n, kSharedCols);
   cuts.cols = round_up(ceil_div(p.n, slabs), tile.cols);
-  cuts.depth =
-      p.c_dtype == DType::kF32 ? std::min(p.k, std::max(kDepth, kSharedFloats / cuts.cols / kDepth * kDepth)) : p.k;
+  // Long sums of few elements (a weight's gradient) take b one block's depth at a time: it stays in the second-level
+  // cache while all rows pass, and c is small. Others take more depths at once, so that c passes less often.
+  const bool few = p.m * p.n <= 2 * kSharedFloats && p.k > 4 * kDepth;
+  if (p.c_dtype != DType::kF32)
+    cuts.depth = p.k;
+  else
+    cuts.depth = std::min(p.k, few ? kDepth : std::max(kDepth, kSharedFloats / cuts.cols / kDepth * kDepth));
   cuts.rows = block_rows(block_depth(p), tile.rows);
   // At least four tasks a thread, and a whole number of them a thread, unless the rows are too few.
   const int64_t tiles = ceil_div(p.m, tile.rows);

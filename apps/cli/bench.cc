@@ -1,0 +1,134 @@
+// `frit bench ops|step|translate`: how fast this machine is.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "apps/cli/cli.h"
+#include "apps/cli/generate_flags.h"
+#include "apps/cli/lines.h"
+#include "frit/core/error.h"
+
+namespace frit::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double peak_mib() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1024;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+// Becomes bench_ops, which the build puts beside this program: the case tables belong to the benchmarks, not to the
+// command.
+int bench_ops(const std::vector<std::string>& flags) {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) fail("cannot find my own path: {}", error.message());
+  const std::string program = (self.parent_path() / "bench_ops").string();
+  std::vector<std::string> texts = {program};
+  texts.insert(texts.end(), flags.begin(), flags.end());
+  std::vector<char*> arguments;
+  for (std::string& text : texts) arguments.push_back(text.data());
+  arguments.push_back(nullptr);
+  execv(program.c_str(), arguments.data());
+  fail("cannot run {}: {} (build it: cmake --build --preset cpu --target bench_ops)", program, std::strerror(errno));
+}
+
+struct TranslateBench {
+  std::string model, file;
+  int64_t repeat = 3, limit = 0;
+  GenerateFlags generate;
+};
+
+int bench_translate(const TranslateBench& o) {
+  std::vector<std::string> lines = read_lines(o.file);
+  if (o.limit > 0 && o.limit < static_cast<int64_t>(lines.size())) lines.resize(o.limit);
+  if (lines.empty()) fail("{} has no lines", o.file);
+  const std::string directory = model_directory(o.model);
+  ThreadPool pool(o.generate.threads);
+  const auto begin = Clock::now();
+  Translator translator(directory, pool);
+  TranslateOptions options = translator.default_options();
+  o.generate.apply(&options);
+  // Start-up ends when the first word is translated: laying out the weights may wait until then.
+  const std::string first = lines.front().substr(0, lines.front().find(' '));
+  translator.translate(std::span(&first, 1), options);
+  const double startup = seconds_since(begin);
+  int64_t source_tokens = 0, tokens = 0;
+  for (const std::string& line : lines)
+    source_tokens += static_cast<int64_t>(translator.tokenizer().encode(Side::kSource, line).size()) + 1;
+  std::vector<double> times;
+  for (int64_t r = 0; r < o.repeat; ++r) {
+    const auto start = Clock::now();
+    const auto results = translator.translate(lines, options);
+    times.push_back(seconds_since(start));
+    tokens = 0;
+    for (const auto& list : results)
+      if (!list.empty()) tokens += static_cast<int64_t>(list.front().tokens.size());
+  }
+  const double seconds = median(times);
+  nlohmann::ordered_json out = {{"benchmark", "translate"},
+                                {"sentences", lines.size()},
+                                {"source_tokens", source_tokens},
+                                {"output_tokens", tokens},
+                                {"beam", options.generate.beam},
+                                {"batch_tokens", options.batch_tokens},
+                                {"threads", pool.threads()},
+                                {"startup_s", startup},
+                                {"seconds", times},
+                                {"output_tokens_per_s", static_cast<double>(tokens) / seconds},
+                                {"sentences_per_s", static_cast<double>(lines.size()) / seconds},
+                                {"peak_mib", peak_mib()}};
+  std::cout << out.dump(2) << '\n';
+  return kGood;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, const Overrides& overrides, Action* action) {
+  CLI::App* sub = app.add_subcommand("bench", "Measures operators, training steps or translation");
+  sub->require_subcommand(1);
+  (void)overrides;
+
+  CLI::App* ops = sub->add_subcommand("ops", "Operators, each beside a plain copy of the same bytes");
+  auto flags = std::make_shared<std::vector<std::string>>();
+  ops->add_option("flags", *flags, "Flags of Google Benchmark, behind --: -- --benchmark_filter=layer_norm");
+  ops->callback([flags, action] { *action = [flags] { return bench_ops(*flags); }; });
+
+  CLI::App* translate = sub->add_subcommand("translate", "Start-up time and output tokens a second of a model");
+  auto t = std::make_shared<TranslateBench>();
+  translate->add_option("model", t->model, "Model directory")->type_name("MODEL")->required();
+  translate->add_option("file", t->file, "Sentences, one a line")->type_name("FILE")->required();
+  translate->add_option("--repeat", t->repeat, "Times the file is translated; the median counts")
+      ->check(CLI::PositiveNumber);
+  translate->add_option("--limit", t->limit, "Translate the first N lines alone; 0: all")->type_name("N");
+  t->generate.add_to(*translate);
+  translate->footer("Prints JSON.\n\nExample:\n  frit bench translate run/model test.en --beam 4 --threads 2");
+  translate->callback([t, action] { *action = [t] { return bench_translate(*t); }; });
+
+  sub->footer(
+      "Examples:\n"
+      "  frit bench ops -- --benchmark_filter=layer_norm\n"
+      "  frit bench step examples/demo.toml\n"
+      "  frit bench translate run/model test.en");
+}
+
+}  // namespace frit::cli

@@ -1,0 +1,89 @@
+#include "apps/cli/generate_flags.h"
+
+#include <CLI/CLI.hpp>
+
+#include "apps/cli/cli.h"
+#include "frit/core/error.h"
+
+namespace frit::cli {
+
+void GenerateFlags::add_to(CLI::App& app) {
+  const std::string search = "Search", lengths = "Lengths", sampling = "Sampling", machine = "Machine";
+  app.add_option("--beam", beam, "Beam size; 1 is greedy")->check(CLI::PositiveNumber)->group(search);
+  app.add_option("--nbest", nbest, "Translations of each line, best first")->check(CLI::PositiveNumber)->group(search);
+  app.add_option("--length-penalty", length_penalty,
+                 "What scores are divided by: none, length (n^alpha) or gnmt (((5+n)/6)^alpha)")
+      ->group(search);
+  app.add_option("--alpha", alpha, "Exponent of the length penalty")->group(search);
+  app.add_option("--early-stopping", early_stopping, "When a beam ends: false, true or never, as in transformers")
+      ->group(search);
+  app.add_option("--repetition-penalty", repetition_penalty, "Above 1: tokens that are there already get less likely")
+      ->group(search);
+  app.add_option("--no-repeat-ngram", no_repeat_ngram, "No N tokens in a row occur twice; 0: off")
+      ->type_name("N")
+      ->group(search);
+  app.add_option("--prefix", prefix, "Text that every translation begins with")->type_name("TEXT")->group(search);
+  app.add_option("--max-length", max_length, "Longest output in tokens, start and end tokens counted")->group(lengths);
+  app.add_option("--max-new-tokens", max_new_tokens, "Longest output in tokens, end token counted")->group(lengths);
+  app.add_option("--min-length", min_length, "Shortest output, counted like --max-length")->group(lengths);
+  app.add_option("--min-new-tokens", min_new_tokens, "Shortest output, counted like --max-new-tokens")->group(lengths);
+  CLI::Option* sampled =
+      app.add_flag("--sample", sample, "Draw tokens at random instead of taking the best")->group(sampling);
+  app.add_option("--top-k", top_k, "Draw among the K likeliest tokens; 0: all")
+      ->type_name("K")
+      ->needs(sampled)
+      ->group(sampling);
+  app.add_option("--top-p", top_p, "Draw among the likeliest tokens that together reach probability P")
+      ->type_name("P")
+      ->needs(sampled)
+      ->group(sampling);
+  app.add_option("--temperature", temperature, "Above 1: flatter, below 1: sharper")->needs(sampled)->group(sampling);
+  app.add_option("--seed", seed, "The same seed draws the same tokens")->needs(sampled)->group(sampling);
+  app.add_option("--batch-tokens", batch_tokens, "Source tokens translated at once")
+      ->check(CLI::PositiveNumber)
+      ->group(machine);
+  app.add_option("--window-lines", window_lines, "Lines read at most before they are sorted into batches")
+      ->check(CLI::PositiveNumber)
+      ->group(machine);
+  app.add_option("--threads", threads, "CPU threads; 0: all cores")->check(CLI::Range(0, 4096))->group(machine);
+}
+
+void GenerateFlags::apply(TranslateOptions* options) const {
+  GenerateOptions& g = options->generate;
+  const auto set = [](const auto& flag, auto& field) {
+    if (flag) field = *flag;
+  };
+  set(beam, g.beam);
+  set(nbest, g.nbest);
+  // A flag takes the place of the model's own limit, in whichever of the two ways that one is written.
+  if (max_length || max_new_tokens)
+    g.max_length = max_length.value_or(0), g.max_new_tokens = max_new_tokens.value_or(0);
+  if (min_length || min_new_tokens)
+    g.min_length = min_length.value_or(0), g.min_new_tokens = min_new_tokens.value_or(0);
+  try {
+    if (length_penalty) g.penalty = parse_length_penalty(*length_penalty);
+    if (early_stopping) g.early_stopping = parse_early_stopping(*early_stopping);
+  } catch (const Error& e) {
+    throw UsageError(e.what());
+  }
+  set(alpha, g.alpha);
+  set(repetition_penalty, g.repetition_penalty);
+  set(no_repeat_ngram, g.no_repeat_ngram);
+  g.sampling = sample;
+  if (sample) {
+    if (beam && *beam != 1) throw UsageError("--sample draws single translations: leave --beam out");
+    g.beam = 1;
+  } else if (g.nbest > g.beam) {
+    if (beam) throw UsageError(fmt::format("--nbest {} needs --beam {} or more", g.nbest, g.nbest));
+    g.beam = g.nbest;
+  }
+  set(top_k, g.top_k);
+  set(top_p, g.top_p);
+  set(temperature, g.temperature);
+  set(seed, g.seed);
+  set(batch_tokens, options->batch_tokens);
+  set(window_lines, options->window_lines);
+  options->prefix = prefix;
+}
+
+}  // namespace frit::cli

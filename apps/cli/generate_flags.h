@@ -1,0 +1,30 @@
+// Flags that say how translations are searched; unset ones leave the model directory's settings.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "frit/infer/translator.h"
+
+namespace CLI {
+class App;
+}
+
+namespace frit::cli {
+
+struct GenerateFlags {
+  std::optional<int64_t> beam, nbest, max_length, max_new_tokens, min_length, min_new_tokens, no_repeat_ngram, top_k;
+  std::optional<double> alpha, repetition_penalty, top_p, temperature;
+  std::optional<uint64_t> seed;
+  std::optional<std::string> length_penalty, early_stopping;
+  std::optional<int64_t> batch_tokens, window_lines;
+  bool sample = false;
+  std::string prefix;
+  int threads = 0;
+
+  void add_to(CLI::App& app);
+  // Errors: UsageError for flags that contradict each other.
+  void apply(TranslateOptions* options) const;
+};
+
+}  // namespace frit::cli

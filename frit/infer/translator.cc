@@ -1,0 +1,273 @@
+#include "frit/infer/translator.h"
+
+#include <algorithm>
+#include <future>
+#include <istream>
+#include <ostream>
+#include <utility>
+
+#include "frit/data/batcher.h"
+
+namespace frit {
+namespace {
+
+// The part of ids that fits the positions, EOS kept.
+void cut_to(std::vector<int32_t>& ids, int64_t most) {
+  if (static_cast<int64_t>(ids.size()) <= most) return;
+  const int32_t eos = ids.back();
+  ids.resize(static_cast<size_t>(most));
+  ids.back() = eos;
+}
+
+std::vector<std::vector<Translation>> detokenise(std::vector<std::vector<Hypothesis>>& lists,
+                                                 const Tokenizer& tokenizer, ThreadPool& pool) {
+  std::vector<std::vector<Translation>> results(lists.size());
+  pool.parallel_for(static_cast<int64_t>(lists.size()), 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i)
+      for (Hypothesis& h : lists[static_cast<size_t>(i)]) {
+        std::string text = tokenizer.decode(h.tokens, Side::kTarget);
+        results[static_cast<size_t>(i)].push_back({std::move(text), h.score, std::move(h.tokens)});
+      }
+  });
+  return results;
+}
+
+}  // namespace
+
+HypothesisLists generate_all(Generator& generator, std::span<const GenerateInput> inputs,
+                             const GenerateOptions& options, int64_t batch_tokens,
+                             const std::function<void(std::span<const int64_t>, const HypothesisLists&)>& done) {
+  options.validate(generator.config());
+  std::vector<int64_t> lengths;
+  for (const GenerateInput& input : inputs) lengths.push_back(static_cast<int64_t>(input.source.size()));
+  HypothesisLists results(inputs.size());
+  std::vector<GenerateInput> batch;
+  for (const std::vector<int64_t>& group : plan_inference_batches(lengths, batch_tokens)) {
+    batch.clear();
+    for (const int64_t i : group) batch.push_back(inputs[static_cast<size_t>(i)]);
+    HypothesisLists lists = generator.generate(batch, options);
+    for (size_t i = 0; i < group.size(); ++i) results[static_cast<size_t>(group[i])] = std::move(lists[i]);
+    if (done) done(group, results);
+  }
+  return results;
+}
+
+std::vector<std::vector<int32_t>> read_sources(const TokenFile& file, int64_t limit) {
+  const int64_t count = limit > 0 ? std::min(limit, file.sentences()) : file.sentences();
+  std::vector<std::vector<int32_t>> sources(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    sources[static_cast<size_t>(i)].resize(static_cast<size_t>(file.source_length(i)));
+    file.read_source(i, sources[static_cast<size_t>(i)].data());
+  }
+  return sources;
+}
+
+std::vector<std::string> read_references(const TokenFile& file, const Tokenizer& tokenizer, int64_t limit) {
+  const int64_t count = limit > 0 ? std::min(limit, file.sentences()) : file.sentences();
+  std::vector<std::string> texts;
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < count; ++i) {
+    ids.resize(static_cast<size_t>(file.target_length(i)));
+    file.read_target(i, ids.data());
+    texts.push_back(tokenizer.decode(ids, Side::kTarget));
+  }
+  return texts;
+}
+
+std::vector<std::string> translate_ids(Generator& generator, const Tokenizer& tokenizer,
+                                       std::span<const std::vector<int32_t>> sources, const GenerateOptions& options,
+                                       int64_t batch_tokens) {
+  const int64_t most = generator.config().max_positions;
+  std::vector<std::vector<int32_t>> shortened;  // of sources that are too long
+  shortened.reserve(sources.size());
+  std::vector<GenerateInput> inputs;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    std::span<const int32_t> source = sources[i];
+    if (static_cast<int64_t>(source.size()) > most) {
+      shortened.push_back(sources[i]);
+      cut_to(shortened.back(), most);
+      source = shortened.back();
+    }
+    inputs.push_back({source, {}, i});
+  }
+  std::vector<std::string> texts;
+  for (const auto& list : generate_all(generator, inputs, options, batch_tokens))
+    texts.push_back(list.empty() ? std::string() : tokenizer.decode(list[0].tokens, Side::kTarget));
+  return texts;
+}
+
+struct Translator::Impl {
+  Impl(const std::string& directory, ThreadPool& p)
+      : pool(p), context(p, memory), generation(GenerationConfig::read(directory)) {
+    std::future<Tokenizer> reading = std::async(std::launch::async, [&] { return Tokenizer::load(directory); });
+    model = Transformer::load(directory, {});
+    generator = std::make_unique<Generator>(context, *model);
+    tokenizer.emplace(reading.get());
+    const TransformerConfig& c = model->config();
+    if (tokenizer->vocabulary_size(Side::kSource) > c.source_vocab ||
+        tokenizer->vocabulary_size(Side::kTarget) > c.target_vocab)
+      fail("[translate] {}: the tokenizer has {} source and {} target tokens, the model {} and {}", directory,
+           tokenizer->vocabulary_size(Side::kSource), tokenizer->vocabulary_size(Side::kTarget), c.source_vocab,
+           c.target_vocab);
+  }
+
+  ThreadPool& pool;
+  Memory memory;
+  Context context;
+  GenerationConfig generation;
+  std::unique_ptr<Transformer> model;
+  std::unique_ptr<Generator> generator;
+  std::optional<Tokenizer> tokenizer;
+};
+
+Translator::Translator(const std::string& directory, ThreadPool& pool)
+    : impl_(std::make_unique<Impl>(directory, pool)) {}
+Translator::~Translator() = default;
+
+Generator& Translator::generator() {
+  return *impl_->generator;
+}
+const Tokenizer& Translator::tokenizer() const {
+  return *impl_->tokenizer;
+}
+const TransformerConfig& Translator::config() const {
+  return impl_->model->config();
+}
+
+TranslateOptions Translator::default_options() const {
+  TranslateOptions o;
+  o.generate = GenerateOptions::from(impl_->generation);
+  o.generate.max_length = std::min(o.generate.max_length, config().max_positions + 1);
+  return o;
+}
+
+void Translator::translate(const NextLine& next, const Result& result, const TranslateOptions& options) {
+  FRIT_CHECK(options.batch_tokens >= 1 && options.window_lines >= 1,
+             "[translate] batch_tokens is {} and window_lines {}, expected 1 or more", options.batch_tokens,
+             options.window_lines);
+  options.generate.validate(config());
+  const Tokenizer& tokenizer = *impl_->tokenizer;
+  const int64_t most = config().max_positions;
+  const auto notice = [&](const std::string& text) {
+    if (on_notice) on_notice(text);
+  };
+  std::vector<int32_t> prefix;
+  if (!options.prefix.empty()) {
+    const int64_t bad = first_invalid_utf8(options.prefix);
+    if (bad >= 0) fail("[translate] the prefix is not valid UTF-8 at byte {}", bad);
+    prefix = tokenizer.encode(Side::kTarget, options.prefix);
+  }
+  std::vector<std::string> lines;
+  std::vector<std::vector<int32_t>> ids;
+  std::vector<uint8_t> empty;
+  for (int64_t first = 0;; first += static_cast<int64_t>(lines.size())) {
+    lines.clear();
+    while (static_cast<int64_t>(lines.size()) < options.window_lines) {
+      std::optional<std::string> line = next();
+      if (!line) break;
+      const int64_t bad = first_invalid_utf8(*line);
+      if (bad >= 0) {
+        const int64_t number = first + static_cast<int64_t>(lines.size()) + 1;
+        if (options.invalid_utf8 == InvalidUtf8::kError)
+          fail("[translate] line {}: invalid UTF-8 at byte {} (0x{:02x})", number, bad + 1,
+               static_cast<unsigned char>((*line)[static_cast<size_t>(bad)]));
+        notice(fmt::format("line {}: invalid UTF-8 at byte {}, not translated: its line is empty", number, bad + 1));
+        line->clear();
+      }
+      lines.push_back(std::move(*line));
+    }
+    if (lines.empty()) return;
+    const int64_t count = static_cast<int64_t>(lines.size());
+    ids.assign(lines.size(), {});
+    impl_->pool.parallel_for(count, 16, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i)
+        tokenizer.encode(Side::kSource, lines[static_cast<size_t>(i)], &ids[static_cast<size_t>(i)]);
+    });
+    empty.assign(lines.size(), 0);
+    std::vector<GenerateInput> inputs;
+    std::vector<int64_t> line_of;  // of an input
+    for (int64_t i = 0; i < count; ++i) {
+      std::vector<int32_t>& sentence = ids[static_cast<size_t>(i)];
+      if (sentence.empty()) {  // nothing but white space
+        empty[static_cast<size_t>(i)] = 1;
+        continue;
+      }
+      sentence.push_back(tokenizer.eos_id(Side::kSource));
+      if (static_cast<int64_t>(sentence.size()) > most) {
+        notice(fmt::format("line {}: {} tokens, but the model has {} positions: the rest was cut off", first + i + 1,
+                           sentence.size(), most));
+        cut_to(sentence, most);
+      }
+      inputs.push_back({sentence, prefix, static_cast<uint64_t>(first + i)});
+      line_of.push_back(i);
+    }
+    // Lines go out as soon as all before them are done.
+    std::vector<std::vector<Translation>> ready(lines.size());
+    std::vector<uint8_t> is_ready = empty;
+    for (int64_t i = 0; i < count; ++i)
+      if (empty[static_cast<size_t>(i)]) ready[static_cast<size_t>(i)].push_back({});
+    int64_t emitted = 0;
+    const auto emit = [&] {
+      for (; emitted < count && is_ready[static_cast<size_t>(emitted)]; ++emitted) {
+        result(first + emitted, ready[static_cast<size_t>(emitted)]);
+        ready[static_cast<size_t>(emitted)] = {};
+      }
+    };
+    emit();
+    generate_all(*impl_->generator, inputs, options.generate, options.batch_tokens,
+                 [&](std::span<const int64_t> group, const HypothesisLists& lists) {
+                   HypothesisLists mine;
+                   for (const int64_t i : group) mine.push_back(lists[static_cast<size_t>(i)]);
+                   auto texts = detokenise(mine, tokenizer, impl_->pool);
+                   for (size_t i = 0; i < group.size(); ++i) {
+                     const size_t line = static_cast<size_t>(line_of[static_cast<size_t>(group[i])]);
+                     ready[line] = std::move(texts[i]);
+                     is_ready[line] = 1;
+                   }
+                   emit();
+                 });
+    if (count < options.window_lines) return;
+  }
+}
+
+std::vector<std::vector<Translation>> Translator::translate(std::span<const std::string> texts,
+                                                            const TranslateOptions& options) {
+  std::vector<std::vector<Translation>> results(texts.size());
+  size_t at = 0;
+  translate(
+      [&]() -> std::optional<std::string> { return at < texts.size() ? std::optional(texts[at++]) : std::nullopt; },
+      [&](int64_t line, const std::vector<Translation>& list) { results[static_cast<size_t>(line)] = list; }, options);
+  return results;
+}
+
+std::string Translator::translate(std::string_view text, const TranslateOptions& options) {
+  const std::string one(text);
+  const auto lists = translate(std::span(&one, 1), options);
+  return lists[0].empty() ? std::string() : lists[0][0].text;
+}
+
+int64_t Translator::translate(std::istream& in, std::ostream& out, const TranslateOptions& options) {
+  int64_t lines = 0;
+  bool first = true;
+  const NextLine next = [&]() -> std::optional<std::string> {
+    std::string line;
+    if (!std::getline(in, line)) {
+      if (in.bad()) fail("[translate] reading the input failed");
+      return std::nullopt;
+    }
+    if (std::exchange(first, false) && line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);
+    if (line.ends_with('\r')) line.pop_back();
+    return line;
+  };
+  translate(
+      next,
+      [&](int64_t, const std::vector<Translation>& list) {
+        out << (list.empty() ? std::string_view() : std::string_view(list[0].text)) << '\n' << std::flush;
+        if (!out) fail("[translate] writing the output failed");
+        ++lines;
+      },
+      options);
+  return lines;
+}
+
+}  // namespace frit

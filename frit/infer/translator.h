@@ -1,0 +1,88 @@
+// Text in, text out: a model directory with its tokenizer and its decoding settings.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <iosfwd>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "frit/data/text.h"
+#include "frit/data/token_file.h"
+#include "frit/data/tokenizer.h"
+#include "frit/infer/generate.h"
+
+namespace frit {
+
+// Translates many sentences: batches of at most batch_tokens source tokens, sentences of like length together, longest
+// first. Results are in the order of sources. done, if given, is called after each batch with its sentences' positions.
+using HypothesisLists = std::vector<std::vector<Hypothesis>>;
+HypothesisLists generate_all(Generator& generator, std::span<const GenerateInput> inputs,
+                             const GenerateOptions& options, int64_t batch_tokens,
+                             const std::function<void(std::span<const int64_t>, const HypothesisLists&)>& done = {});
+
+// Sources of a token file's first `limit` sentences (0: all), for validation during training.
+std::vector<std::vector<int32_t>> read_sources(const TokenFile& file, int64_t limit = 0);
+// References as text.
+std::vector<std::string> read_references(const TokenFile& file, const Tokenizer& tokenizer, int64_t limit = 0);
+// Best translation of each source as text. A source longer than the model's positions is cut, EOS kept.
+std::vector<std::string> translate_ids(Generator& generator, const Tokenizer& tokenizer,
+                                       std::span<const std::vector<int32_t>> sources, const GenerateOptions& options,
+                                       int64_t batch_tokens = 2048);
+
+struct TranslateOptions {
+  GenerateOptions generate;
+  int64_t batch_tokens = 2048;  // source tokens of a batch
+  int64_t window_lines = 2048;  // lines read before they are sorted into batches; bounds the delay and the memory
+  InvalidUtf8 invalid_utf8 = InvalidUtf8::kError;  // kSkip: a notice, and an empty line in the output
+  std::string prefix;                              // text that every translation begins with
+};
+
+struct Translation {
+  std::string text;
+  float score = 0;
+  std::vector<int32_t> tokens;
+};
+
+class Translator {
+ public:
+  // Reads config.json, generation_config.json, model.safetensors and the tokenizer. The pool must outlive this.
+  // Errors: frit::Error naming the file.
+  Translator(const std::string& directory, ThreadPool& pool);
+  ~Translator();
+  Translator(const Translator&) = delete;
+  Translator& operator=(const Translator&) = delete;
+
+  // The directory's decoding settings.
+  TranslateOptions default_options() const;
+
+  // n-best translations of each text. An empty text has one empty translation. Errors: std::invalid_argument for
+  // options, frit::Error for invalid UTF-8 (see TranslateOptions).
+  std::vector<std::vector<Translation>> translate(std::span<const std::string> texts, const TranslateOptions& options);
+  // The best one alone.
+  std::string translate(std::string_view text, const TranslateOptions& options);
+  std::string translate(std::string_view text) { return translate(text, default_options()); }
+
+  // Pulls lines until next returns none, and hands each line's translations on in the order of the lines.
+  using NextLine = std::function<std::optional<std::string>()>;
+  using Result = std::function<void(int64_t line, const std::vector<Translation>&)>;  // line counts from 0
+  void translate(const NextLine& next, const Result& result, const TranslateOptions& options);
+  // Lines of `in` to the best translations, a line each, written as they come. Returns the number of lines.
+  int64_t translate(std::istream& in, std::ostream& out, const TranslateOptions& options);
+
+  // Receives a line of text for everything a user should hear of: a sentence that was cut, a line that is no UTF-8.
+  std::function<void(std::string_view)> on_notice;
+
+  Generator& generator();
+  const Tokenizer& tokenizer() const;
+  const TransformerConfig& config() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace frit
