@@ -87,7 +87,7 @@ TEST(Allocation, IsCounted) {
 void expect_no_allocation(const std::string& precision, int64_t accumulate, const std::string& gemm) {
   SCOPED_TRACE(precision + " " + gemm);
   const TestFolder folder("frit-allocation");
-  write_corpus(folder.path(), "train", 600, 1);
+  write_corpus(folder.path(), "train", 2400, 1);
   TrainConfig config = tiny_config(folder.path(), "run");
   config.training.precision = precision;
   config.training.accumulate = accumulate;
