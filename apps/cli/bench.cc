@@ -115,8 +115,8 @@ void add_bench(CLI::App& app, const Overrides& overrides, Action* action) {
 
   CLI::App* translate = sub->add_subcommand("translate", "Start-up time and output tokens a second of a model");
   auto t = std::make_shared<TranslateBench>();
-  translate->add_option("model", t->model, "Model directory")->type_name("MODEL")->required();
-  translate->add_option("file", t->file, "Sentences, one a line")->type_name("FILE")->required();
+  translate->add_option("MODEL", t->model, "Model directory")->type_name("")->required();
+  translate->add_option("FILE", t->file, "Sentences, one a line")->type_name("")->required();
   translate->add_option("--repeat", t->repeat, "Times the file is translated; the median counts")
       ->check(CLI::PositiveNumber);
   translate->add_option("--limit", t->limit, "Translate the first N lines alone; 0: all")->type_name("N");
