@@ -1,0 +1,38 @@
+// How fast training steps are: the same step the trainer runs, on random tokens with given lengths (`frit bench step`).
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "frit/train/config.h"
+
+namespace frit {
+
+// Batches as lists of (source tokens, target tokens) of their sentences.
+using BatchLengths = std::vector<std::vector<std::pair<int64_t, int64_t>>>;
+
+// Reads [[[source, target], ...], ...] as bench/peers/make_batches.py writes it. Errors: frit::Error.
+BatchLengths parse_batch_lengths(std::string_view json);
+
+struct TrainingMeasurement {
+  int64_t steps = 0, parameters = 0;
+  int threads = 0;
+  std::string precision;
+  // Tokens count source and target. The median over steps of tokens / seconds; all tokens over all time.
+  double tokens_per_s = 0, total_tokens_per_s = 0;
+  double step_ms = 0, forward_ms = 0, backward_ms = 0, update_ms = 0;  // medians
+  double first_step_s = 0;                                             // planning and warm-up
+  double loss = 0;                                                     // of the last step, nats a target token
+  int64_t workspace_bytes = 0, arena_bytes = 0, peak_rss_bytes = 0;
+  std::string to_json() const;
+};
+
+// Trains config's model (vocabulary: data.vocabulary) for `warm` steps that are not counted and then `steps` more, one
+// batch each, over again from the first when they run out. Nothing is written. Errors: frit::Error for batches without
+// tokens or a configuration that cannot work.
+TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengths& batches, int64_t steps,
+                                     int64_t warm = 3);
+
+}  // namespace frit
