@@ -71,8 +71,7 @@ Likelihood likelihood(const std::string& directory, const Tokenizer& tokenizer, 
 }
 
 int evaluate(const Options& o) {
-  if (o.reference.empty()) throw UsageError("frit evaluate needs a reference (see frit evaluate --help)");
-  if (o.hypotheses.empty() && (o.model.empty() || o.source.empty()))
+  if (o.reference.empty() || (o.hypotheses.empty() && (o.model.empty() || o.source.empty())))
     throw UsageError("frit evaluate needs MODEL SOURCE REFERENCE, or --hypotheses FILE --reference FILE");
   if (!o.hypotheses.empty() && !o.model.empty()) throw UsageError("--hypotheses takes the place of MODEL and SOURCE");
   const std::vector<std::string> references = read_lines(o.reference);
