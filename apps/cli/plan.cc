@@ -79,12 +79,13 @@ int plan(const Options& o, const Overrides& overrides) {
   BatchShape shape;
   shape.source_tokens = shape.target_tokens = tokens;
   shape.source_squares = shape.target_squares = shape.cross_products = tokens * o.sentence;
-  std::cout << fmt::format(
-      "step        {:.1f} GFLOP in products, {} of them forward (sentences of {} tokens); {} moved by "
-      "the update\n",
-      flops_per_step(sizes, shape) * static_cast<double>(config.training.accumulate) / 1e9,
-      fmt::format("{:.1f}", flops_forward(sizes, shape) * static_cast<double>(config.training.accumulate) / 1e9),
-      o.sentence, mib(kept + width * static_cast<double>(layout.elements())));
+  // Every block is read, and all but the gradients are written.
+  const double moved = 2 * kept - static_cast<double>(size_of(options.gradient_dtype) * layout.elements());
+  const double batches = static_cast<double>(config.training.accumulate);
+  std::cout << fmt::format("step        {:.1f} GFLOP in products, {:.1f} of them forward (sentences of {} tokens)\n",
+                           batches * flops_per_step(sizes, shape) / 1e9, batches * flops_forward(sizes, shape) / 1e9,
+                           o.sentence);
+  std::cout << fmt::format("update      {} read and written\n", mib(moved));
 
   std::stable_sort(lifetimes.begin(), lifetimes.end(),
                    [](const Lifetime& a, const Lifetime& b) { return a.bytes > b.bytes; });
