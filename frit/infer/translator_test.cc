@@ -10,7 +10,7 @@
 namespace frit {
 namespace {
 
-// A model directory made once: random weights, a vocabulary of 400, 40 positions.
+// A model directory made once: random weights, a vocabulary of 400, 120 positions.
 const std::string& model_directory() {
   static const TemporaryDirectory directory;
   static const bool made = [] {
@@ -24,7 +24,7 @@ const std::string& model_directory() {
     c.encoder_layers = c.decoder_layers = 1;
     c.d_model = 32, c.encoder_heads = c.decoder_heads = 4, c.encoder_ffn_dim = c.decoder_ffn_dim = 64;
     c.source_vocab = c.target_vocab = tokenizer.vocabulary_size(Side::kSource);
-    c.max_positions = 40;
+    c.max_positions = 120;
     c.pad_id = c.start_id = tokenizer.pad_id(), c.eos_id = tokenizer.eos_id();
     Transformer model(c, {});
     model.initialise(11);
@@ -57,7 +57,7 @@ TEST_F(Translating, DirectorysSettingsAreTheDefault) {
 }
 
 TEST_F(Translating, StreamKeepsOrderWhateverTheBatches) {
-  const auto lines = made_up_lines(false, 60, 3);
+  const auto lines = made_up_lines(false, 30, 3);
   std::vector<std::string> alone;
   for (const std::string& line : lines) alone.push_back(translator.translate(line, options));
   std::string text;
@@ -67,7 +67,7 @@ TEST_F(Translating, StreamKeepsOrderWhateverTheBatches) {
       options.window_lines = window, options.batch_tokens = batch;
       std::istringstream in(text);
       std::ostringstream out;
-      EXPECT_EQ(translator.translate(in, out, options), 60);
+      EXPECT_EQ(translator.translate(in, out, options), 30);
       std::istringstream result(out.str());
       std::string line;
       for (size_t i = 0; i < alone.size(); ++i) {
@@ -92,13 +92,13 @@ TEST_F(Translating, EmptyLinesStayEmpty) {
 
 TEST_F(Translating, LongLinesAreCutWithANotice) {
   std::string line;
-  for (int i = 0; i < 60; ++i) line += "birds ";
+  for (int i = 0; i < 150; ++i) line += "birds ";
   std::istringstream in("the house\n" + line + "\n");
   std::ostringstream out;
   EXPECT_EQ(translator.translate(in, out, options), 2);
   ASSERT_EQ(notices.size(), 1u);
   EXPECT_NE(notices[0].find("line 2"), std::string::npos) << notices[0];
-  EXPECT_NE(notices[0].find("40 positions"), std::string::npos) << notices[0];
+  EXPECT_NE(notices[0].find("120 positions"), std::string::npos) << notices[0];
 }
 
 TEST_F(Translating, InvalidUtf8IsAnErrorOrANotice) {
@@ -150,7 +150,7 @@ TEST_F(Translating, TokenFilesGiveTheSameTranslations) {
   EXPECT_EQ(read_references(file, translator.tokenizer()),
             (std::vector<std::string>{"das Haus", "Vögel singen", "nahe einem Fluß"}));
   // Too long for the positions: cut, as Translator does.
-  const std::vector<std::vector<int32_t>> longer = {std::vector<int32_t>(90, sources[0][0])};
+  const std::vector<std::vector<int32_t>> longer = {std::vector<int32_t>(200, sources[0][0])};
   EXPECT_EQ(translate_ids(translator.generator(), translator.tokenizer(), longer, options.generate).size(), 1u);
 }
 
