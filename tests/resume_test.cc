@@ -155,7 +155,6 @@ TEST_F(ResumeTest, TwentyInterruptionsWithEverythingOn) {
   config.training.precision = "bf16-residual";
   config.training.accumulate = 2;
   config.training.ema_decay = 0.9;
-  config.training.average_checkpoints = 3;
   config.training.stop_after = "70u";
   config.data.subword_alpha = 0.1;
   interrupt_and_compare(config, 20, 1);

@@ -84,7 +84,7 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        {}},
       {"data.vocabulary",
        &d.vocabulary,
-       "Vocabulary size when SentencePiece is trained (the pad piece is added to it).",
+       "Tokens of the vocabulary when SentencePiece is trained, </s>, <unk> and <pad> included; a side if not joint.",
        {}},
       {"data.tokenizer_kind", &d.tokenizer_kind, "Kind of SentencePiece model to train.", {"bpe", "unigram"}},
       {"data.joint_vocabulary", &d.joint_vocabulary, "One SentencePiece model for both languages.", {}},
@@ -178,7 +178,10 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        {}},
       {"training.min_delta", &t.min_delta, "Smallest change that counts as improvement.", {}},
       {"training.recompute", &t.recompute, "What backward computes again instead of keeping.", {"none", "activations"}},
-      {"training.criterion_rows", &t.criterion_rows, "Target tokens whose logits are held at a time; 0: all.", {}},
+      {"training.criterion_rows",
+       &t.criterion_rows,
+       "Target tokens whose logits are held at a time, rounded up to a multiple of 256; 0: all.",
+       {}},
       {"training.max_not_finite",
        &t.max_not_finite,
        "Updates in a row with a loss or gradient that is not finite (each is skipped and reported) before training "
@@ -446,6 +449,10 @@ void validate_config(const TrainConfig& config) {
   need(t.criterion_rows >= 0, "training.criterion_rows", t.criterion_rows, "0 or more");
   need(t.max_not_finite >= 1, "training.max_not_finite", t.max_not_finite, "1 or more");
   need(t.stop_after_seconds >= 0, "training.stop_after_seconds", t.stop_after_seconds, "0 or more");
+  need(config.validation.max_sentences >= 0, "validation.max_sentences", config.validation.max_sentences, "0 or more");
+  need(config.validation.samples >= 0, "validation.samples", config.validation.samples, "0 or more");
+  need(t.ema_decay == 0 || t.average_checkpoints <= 1, "training.average_checkpoints", t.average_checkpoints,
+       "0 with training.ema_decay: one average of weights, not two");
   need(config.validation.beam >= 1, "validation.beam", config.validation.beam, "1 or more");
   need(config.run.threads >= 0 && config.run.threads <= 4096, "run.threads", config.run.threads, "0 to 4096");
   need(d.train_source.empty() == d.train_target.empty(), "data.train_target", quoted(d.train_target),

@@ -7,13 +7,13 @@
 
 namespace frit {
 
-EarlyStopping::EarlyStopping(const EarlyStoppingOptions& options) : options_(options) {
+EarlyStopper::EarlyStopper(const EarlyStopperOptions& options) : options_(options) {
   FRIT_CHECK(options.patience >= 0, "[early_stopping] patience is {}, expected 0 or more", options.patience);
   FRIT_CHECK(std::isfinite(options.min_delta) && options.min_delta >= 0,
              "[early_stopping] min_delta is {}, expected a finite number of 0 or more", options.min_delta);
 }
 
-bool EarlyStopping::update(double metric) {
+bool EarlyStopper::update(double metric) {
   bool improved = std::isfinite(metric);
   if (improved && best_)
     improved = (options_.higher_is_better ? metric - *best_ : *best_ - metric) > options_.min_delta;
@@ -26,13 +26,13 @@ bool EarlyStopping::update(double metric) {
   return improved;
 }
 
-std::string EarlyStopping::save() const {
+std::string EarlyStopper::save() const {
   nlohmann::json json = {{"stalled", stalled_}, {"best", nullptr}};
   if (best_) json["best"] = *best_;
   return json.dump();
 }
 
-void EarlyStopping::restore(std::string_view text) {
+void EarlyStopper::restore(std::string_view text) {
   const auto json = nlohmann::json::parse(text, nullptr, false);
   const bool good = json.is_object() && json.contains("stalled") && json["stalled"].is_number_integer() &&
                     json["stalled"].get<int64_t>() >= 0 && json.contains("best") &&

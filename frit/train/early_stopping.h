@@ -7,16 +7,16 @@
 
 namespace frit {
 
-struct EarlyStoppingOptions {
+struct EarlyStopperOptions {
   int64_t patience = 0;           // checks without improvement that stop training; 0: never stop
   bool higher_is_better = false;  // true for BLEU, false for a loss
   double min_delta = 0;           // an improvement is larger than this
 };
 
-class EarlyStopping {
+class EarlyStopper {
  public:
   // Errors: std::invalid_argument for a negative patience or a min_delta that is negative or not finite.
-  explicit EarlyStopping(const EarlyStoppingOptions& options);
+  explicit EarlyStopper(const EarlyStopperOptions& options);
 
   // Takes the metric of a validation; true when it improved on the best so far (the first always does). A metric that
   // is not finite never improves.
@@ -31,7 +31,7 @@ class EarlyStopping {
   void restore(std::string_view json);
 
  private:
-  EarlyStoppingOptions options_;
+  EarlyStopperOptions options_;
   std::optional<double> best_;
   int64_t stalled_ = 0;
 };

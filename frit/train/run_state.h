@@ -25,7 +25,7 @@ struct RunState {
   // Since the last line of metrics.
   double window_loss = 0, window_seconds = 0;
   int64_t window_tokens = 0;
-  std::string early_stopping;  // EarlyStopping::save()
+  std::string early_stopping;  // EarlyStopper::save()
   std::optional<double> valid_loss, valid_bleu;
   // What the run was made from: a resumed run must find the same.
   uint64_t tokenizer_hash = 0, train_hash = 0, valid_hash = 0;

@@ -11,7 +11,9 @@
 
 #include "frit/core/error.h"
 #include "frit/data/prefetch.h"
+#include "frit/infer/generate.h"
 #include "frit/train/averaging.h"
+#include "frit/train/bleu.h"
 #include "frit/train/checkpoint_store.h"
 #include "frit/train/early_stopping.h"
 #include "frit/train/files.h"
@@ -142,13 +144,19 @@ struct Trainer::Impl {
   std::unique_ptr<Transformer> model;
   std::unique_ptr<Ema> ema;
   std::unique_ptr<TrainingStep> step;
-  std::optional<EarlyStopping> early;
+  std::optional<EarlyStopper> early;
   std::optional<MetricsWriter> metrics;
   std::unique_ptr<TensorBoardWriter> tensorboard;
   std::optional<CheckpointStore> store, aside;  // checkpoints/, interrupted/
   std::vector<Batch> micro;                     // of one step, when several are accumulated
   Batch valid_batch;
   int64_t valid_count = 0;  // batches of a validation
+  // The sentences that validation translates.
+  std::vector<std::vector<int32_t>> valid_ids;
+  std::vector<std::string> valid_sources, valid_references;
+  Memory decoding_memory;
+  std::optional<Context> decoding_context;
+  std::unique_ptr<Generator> generator;
   Schedule schedule;
   Period stop_after, log_every, valid_every, save_every;
   RunState state;
@@ -211,6 +219,8 @@ struct Trainer::Impl {
   bool do_update(Prefetcher& prefetcher);
   void show();
   void log_metrics();
+  void read_validation();
+  std::optional<std::vector<std::string>> translate_validation();
   bool validate();
   void finish_model();
 };
@@ -414,6 +424,55 @@ void Trainer::Impl::log_metrics() {
   state.window_loss = 0, state.window_tokens = 0, state.window_seconds = now;
 }
 
+// The validation sentences that are translated, as text and as ids.
+void Trainer::Impl::read_validation() {
+  const int64_t limit = config.validation.max_sentences;
+  TextOptions options;
+  options.invalid_utf8 = config.data.invalid_utf8 == "skip" ? InvalidUtf8::kSkip : InvalidUtf8::kError;
+  ParallelReader reader(config.data.valid_source, config.data.valid_target, options);
+  std::string_view source, target;
+  int64_t cut = 0;
+  while ((limit == 0 || static_cast<int64_t>(valid_sources.size()) < limit) && reader.next(&source, &target)) {
+    valid_sources.emplace_back(source), valid_references.emplace_back(target);
+    std::vector<int32_t> ids = tokenizer->encode(Side::kSource, source);
+    const auto room = static_cast<size_t>(sizes.max_positions - 1);
+    if (ids.size() > room) ids.resize(room), ++cut;
+    ids.push_back(tokenizer->eos_id(Side::kSource));
+    valid_ids.push_back(std::move(ids));
+  }
+  if (cut > 0)
+    say(fmt::format("Validation: {} sentences are longer than the model's {} positions and are cut for translation",
+                    cut, sizes.max_positions));
+  decoding_context.emplace(pool, decoding_memory);
+}
+
+// The model's translations of them; nothing if stopping was asked for before they were done.
+std::optional<std::vector<std::string>> Trainer::Impl::translate_validation() {
+  // The weights have changed since the last validation.
+  if (generator)
+    generator->refresh();
+  else
+    generator = std::make_unique<Generator>(*decoding_context, *model);
+  GenerateOptions options = GenerateOptions::from(GenerationConfig::for_model(sizes));
+  options.beam = config.validation.beam;
+  options.penalty = LengthPenalty::kLength, options.alpha = config.validation.length_penalty;
+  std::vector<int64_t> lengths;
+  for (const auto& ids : valid_ids) lengths.push_back(static_cast<int64_t>(ids.size()));
+  std::vector<std::string> texts(valid_ids.size());
+  std::vector<GenerateInput> inputs;
+  for (const auto& group : plan_inference_batches(lengths, 2048)) {
+    if (stop_requested()) return std::nullopt;
+    inputs.clear();
+    for (const int64_t i : group) inputs.push_back({.source = valid_ids[static_cast<size_t>(i)], .prefix = {}});
+    // A model that has learnt little yet does not find the end: twice the source is enough to see that.
+    options.max_new_tokens = std::min(sizes.max_positions - 1, 2 * lengths[static_cast<size_t>(group.front())] + 10);
+    const auto found = generator->generate(inputs, options);
+    for (size_t i = 0; i < group.size(); ++i)
+      if (!found[i].empty()) texts[static_cast<size_t>(group[i])] = tokenizer->decode(found[i].front().tokens);
+  }
+  return texts;
+}
+
 // Loss, perplexity and translations of the validation text, with the averaged weights if there are any. False if
 // stopping was asked for before it was done.
 bool Trainer::Impl::validate() {
@@ -428,9 +487,15 @@ bool Trainer::Impl::validate() {
     const Loss loss = step->evaluate(valid_batch);
     sum.nll += loss.nll, sum.tokens += loss.tokens;
   }
+  std::optional<std::vector<std::string>> texts;
+  if (!valid_ids.empty()) {
+    texts = translate_validation();
+    if (!texts) return false;
+  }
   averaged.reset();
   MetricsEntry entry;
   entry.kind = MetricsKind::kValid;
+  if (texts) entry.bleu = corpus_bleu(*texts, valid_references).score;
   entry.loss = sum.nll / static_cast<double>(std::max<int64_t>(1, sum.tokens));
   entry.ppl = std::exp(*entry.loss);
   state.valid_loss = entry.loss, state.valid_bleu = entry.bleu;
@@ -440,6 +505,16 @@ bool Trainer::Impl::validate() {
     tensorboard->scalar("valid/loss", *entry.loss, state.updates, wall);
     tensorboard->scalar("valid/perplexity", *entry.ppl, state.updates, wall);
     if (entry.bleu) tensorboard->scalar("valid/bleu", *entry.bleu, state.updates, wall);
+  }
+  for (size_t i = 0; texts && i < std::min(texts->size(), static_cast<size_t>(config.validation.samples)); ++i) {
+    MetricsEntry sample;
+    sample.kind = MetricsKind::kSample;
+    sample.source = valid_sources[i], sample.reference = valid_references[i], sample.hypothesis = (*texts)[i];
+    append(sample);
+    if (tensorboard)
+      tensorboard->text(fmt::format("sample/{}", i + 1),
+                        fmt::format("{}\n\n{}\n\n{}", sample.source, sample.reference, sample.hypothesis),
+                        state.updates, wall_time());
   }
   const std::optional<double> metric = use_bleu() ? entry.bleu : entry.loss;
   const bool improved = early->update(*metric);
@@ -549,6 +624,7 @@ TrainResult Trainer::Impl::train() {
     valid_batcher.emplace(valid_file, valid_batches(config, sizes, valid_file));
     if (valid_batcher->counts().used() != valid_batcher->counts().sentences)
       say("Validation: " + valid_batcher->counts().to_string(valid_batcher->options()));
+    if (config.validation.bleu) read_validation();
   }
   if (stop_requested()) return result(TrainEnd::kInterrupted);
   state.tokenizer_hash = tokenizer->hash();
@@ -565,7 +641,7 @@ TrainResult Trainer::Impl::train() {
   if (t.ema_decay > 0) ema = std::make_unique<Ema>(model->workspace(), pool);
   step = std::make_unique<TrainingStep>(*model, pool, step_settings(config, model->workspace()));
   step->context().on_notice = sink;
-  early.emplace(EarlyStoppingOptions{t.patience, use_bleu(), t.min_delta});
+  early.emplace(EarlyStopperOptions{t.patience, use_bleu(), t.min_delta});
   schedule = make_schedule(config, *batcher);
 
   if (checkpoint) {
