@@ -421,6 +421,10 @@ Loss Transformer::train_step(Context& context, const BatchView& batch, const Ten
   return loss;
 }
 
+void Transformer::hold_pad_row(Context& context) const {
+  fill_zero(context, gradients_.target.table.rows(config_.pad_id, config_.pad_id + 1));
+}
+
 Loss Transformer::evaluate(Context& context, const BatchView& batch, const CriterionOptions& options) {
   check(batch);
   struct Clear {
