@@ -75,6 +75,7 @@ int main(int argc, char** argv) {
   config.training.batch_tokens = 512;
   config.training.learning_rate = 4e-3, config.training.warmup = "100u";
   config.training.stop_after = "6e", config.training.valid_every = "2e", config.training.save_every = "2e";
+  config.run.threads = 1;  // the model is too small to be worth sharing out
   config.run.directory = directory;
 
   frit::TrainerOutput output;
