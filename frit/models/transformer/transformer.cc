@@ -503,6 +503,8 @@ void Transformer::load_weights(const std::string& directory) {
     } else if (!(entry->shape == slice.shape)) {
       problems.push_back(fmt::format("{} is {} in the file, the configuration says {}", entry->name,
                                      entry->shape.to_string(), slice.shape.to_string()));
+    } else if (entry->dtype == DType::kF32 && reinterpret_cast<uintptr_t>(entry->data) % alignof(float) == 0) {
+      workspace_->set(slice.name, static_cast<const float*>(entry->data), slice.shape.numel());
     } else {
       values.resize(static_cast<size_t>(slice.shape.numel()));
       convert_to_f32(*entry, values.data());
