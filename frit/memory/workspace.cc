@@ -120,7 +120,8 @@ const ParameterLayout::Slice& ParameterLayout::group(std::string_view name) cons
   return groups_[it->second];
 }
 
-Workspace::Workspace(ParameterLayout layout, Precision precision, bool training, int moments, DType gradient_dtype)
+Workspace::Workspace(ParameterLayout layout, Precision precision, bool training, int moments, DType gradient_dtype,
+                     bool clear)
     : layout_(std::move(layout)), precision_(precision), training_(training) {
   FRIT_CHECK(0 <= moments && moments <= 2, "[workspace] {} moments asked for, expected 0, 1 or 2", moments);
   FRIT_CHECK(gradient_dtype == DType::kF32 || gradient_dtype == compute_dtype(precision),
@@ -130,7 +131,7 @@ Workspace::Workspace(ParameterLayout layout, Precision precision, bool training,
   const auto block = [&](DType dtype) {
     const int64_t bytes = layout_.elements() * size_of(dtype);
     owned_.push_back(allocate_block(static_cast<size_t>(bytes)));
-    std::memset(owned_.back().get(), 0, bytes);
+    if (clear) std::memset(owned_.back().get(), 0, bytes);
     bytes_ += bytes;
     return Tensor(owned_.back().get(), dtype, Shape{layout_.elements()});
   };

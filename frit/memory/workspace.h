@@ -86,9 +86,10 @@ class ParameterLayout {
 class Workspace {
  public:
   // training false: parameters alone. moments: Adam 2, SGD with momentum 1. gradient_dtype: kF32 when micro-batches
-  // accumulate, else the compute dtype. Errors: std::invalid_argument for other counts or dtypes.
+  // accumulate, else the compute dtype. clear false: nothing is written, so that a
+  // large block takes addresses alone (planning). Errors: std::invalid_argument for other counts or dtypes.
   Workspace(ParameterLayout layout, Precision precision, bool training, int moments = 2,
-            DType gradient_dtype = DType::kF32);
+            DType gradient_dtype = DType::kF32, bool clear = true);
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 

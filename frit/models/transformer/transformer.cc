@@ -151,7 +151,7 @@ Transformer::Transformer(const TransformerConfig& config, const Options& options
         "set both to 0",
         config_.encoder_layerdrop, config_.decoder_layerdrop);
   workspace_ = std::make_unique<Workspace>(layout(config_), options.precision, options.training, options.moments,
-                                           options.gradient_dtype);
+                                           options.gradient_dtype, !options.planning);
   make_positions();
   weights_ = bind(false);
   if (options.training) gradients_ = bind(true);

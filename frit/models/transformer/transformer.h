@@ -81,6 +81,7 @@ class Transformer {
     bool training = false;  // gradients and optimizer state are allocated too
     int moments = 2;        // Adam 2, SGD with momentum 1
     DType gradient_dtype = DType::kF32;
+    bool planning = false;  // steps are recorded alone: memory for weights is reserved but never touched
   };
 
   // All parameters are 0: initialise() or load_weights() next. Errors: frit::Error if the configuration is not valid,

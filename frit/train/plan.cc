@@ -1,0 +1,189 @@
+#include "frit/train/plan.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <map>
+
+#include "frit/core/error.h"
+#include "frit/ops/gemm/gemm.h"
+#include "frit/train/prepare.h"
+#include "frit/train/progress.h"
+#include "frit/train/trainer.h"
+
+namespace frit {
+namespace {
+
+std::string size_text(int64_t bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(kUnits)) value /= 1024, ++unit;
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+// MemAvailable of /proc/meminfo: free memory and what the system gives back at once.
+int64_t available_memory(int64_t otherwise) {
+  std::ifstream in("/proc/meminfo");
+  std::string key, unit;
+  for (int64_t kib; in >> key >> kib;) {
+    if (key == "MemAvailable:") return kib * 1024;
+    std::getline(in, unit);
+  }
+  return otherwise;
+}
+
+template <typename Run>
+double best_seconds(int times, Run&& run) {
+  double best = 1e30;
+  for (int i = 0; i < times; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    run();
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return best;
+}
+
+void measure_machine(const TrainConfig& config, const TransformerConfig& sizes, TrainingPlan& plan) {
+  ThreadPool pool(static_cast<int>(config.run.threads));
+  Memory memory;
+  Context context(pool, memory);
+  // A product of the model's own width; a copy too large for the caches.
+  const int64_t rows = 1024, cols = sizes.d_model, inner = sizes.encoder_ffn_dim;
+  const DType dtype = compute_dtype(parse_precision(config.training.precision));
+  const Buffer x = context.allocate({rows, inner}, dtype, "x"), w = context.allocate({cols, inner}, dtype, "w"),
+               y = context.allocate({rows, cols}, dtype, "y");
+  std::memset(x->raw(), 0, static_cast<size_t>(x->bytes()));
+  std::memset(w->raw(), 0, static_cast<size_t>(w->bytes()));
+  const double product_s = best_seconds(5, [&] { linear(context, x, w, {}, y); });
+  plan.flops_per_s = 2.0 * static_cast<double>(rows * cols * inner) / product_s;
+  constexpr int64_t kBytes = 64 << 20;
+  const Block from = allocate_block(kBytes), to = allocate_block(kBytes);
+  std::memset(from.get(), 1, kBytes), std::memset(to.get(), 2, kBytes);
+  const double copy_s = best_seconds(3, [&] {
+    pool.parallel_for(kBytes, 1 << 20, [&](int64_t begin, int64_t end, int) {
+      std::memcpy(to.get() + begin, from.get() + begin, static_cast<size_t>(end - begin));
+    });
+  });
+  plan.bytes_per_s = 2.0 * static_cast<double>(kBytes) / copy_s;
+}
+
+void append_items(std::string& text, const std::vector<TrainingPlan::Item>& items, int largest) {
+  int64_t rest = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (static_cast<int>(i) < largest)
+      text += fmt::format("  {:>12}  {}\n", size_text(items[i].bytes), items[i].name);
+    else
+      rest += items[i].bytes;
+  }
+  if (rest > 0)
+    text += fmt::format("  {:>12}  in {} smaller ones\n", size_text(rest), items.size() - static_cast<size_t>(largest));
+}
+
+void sort_items(std::vector<TrainingPlan::Item>& items) {
+  std::stable_sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+}
+
+int64_t bytes_of(const Tensor& block) {
+  return block.defined() ? block.bytes() : 0;
+}
+
+}  // namespace
+
+TrainingPlan plan_training(const TrainConfig& config, const TrainingPlanOptions& options) {
+  validate_config(config);
+  FRIT_CHECK(options.sentence_tokens >= 1, "[plan] sentences of {} tokens, expected 1 or more",
+             options.sentence_tokens);
+  const auto& t = config.training;
+  TransformerConfig sizes;
+  if (config.data.tokenizer.empty() && config.model.init_from.empty())
+    sizes = model_config(config);
+  else
+    sizes = model_config(
+        config, Tokenizer::load(config.data.tokenizer.empty() ? config.model.init_from : config.data.tokenizer));
+  Transformer::Options model_options = training_options(config);
+  model_options.planning = true;
+  Transformer model(sizes, model_options);
+  ThreadPool pool(static_cast<int>(config.run.threads));
+  TrainingStep step(model, pool, step_settings(config, model.workspace()));
+
+  TrainingPlan plan;
+  const Workspace& w = model.workspace();
+  plan.parameters = w.layout().parameters();
+  plan.parameter_bytes = bytes_of(w.parameters()), plan.gradient_bytes = bytes_of(w.gradients());
+  plan.moment_bytes = bytes_of(w.moment1()) + bytes_of(w.moment2());
+  plan.master_bytes = bytes_of(w.master()) + bytes_of(w.residual());
+  if (t.ema_decay > 0) plan.ema_bytes = w.layout().elements() * (w.precision() == Precision::kF32 ? 4 : 6);
+  for (const auto& slice : w.layout().slices())
+    plan.weights.push_back({slice.name, slice.shape.numel() * size_of(w.parameters().dtype())});
+  sort_items(plan.weights);
+
+  plan.source_tokens = plan.target_tokens = t.batch_tokens;
+  plan.accumulate = t.accumulate;
+  step.plan(TrainingStep::Kind::kTrain, t.batch_tokens, t.batch_tokens);
+  step.plan(TrainingStep::Kind::kEvaluate, t.batch_tokens, t.batch_tokens);
+  plan.arena_bytes = static_cast<int64_t>(step.peak());
+  plan.lower_bound_bytes = static_cast<int64_t>(step.lower_bound());
+  plan.unshared_bytes = static_cast<int64_t>(step.total());
+  std::map<std::string, int64_t> by_name;
+  for (const Lifetime& l : step.record(TrainingStep::Kind::kTrain, t.batch_tokens, t.batch_tokens))
+    by_name[l.name] += static_cast<int64_t>(l.bytes);
+  int64_t temporaries = 0;
+  for (const auto& [name, bytes] : by_name) plan.temporaries.push_back({name, bytes}), temporaries += bytes;
+  sort_items(plan.temporaries);
+
+  const int64_t length = std::min({options.sentence_tokens, t.batch_tokens, sizes.max_positions});
+  const int64_t squares = t.batch_tokens / length * length * length;
+  const BatchShape shape{t.batch_tokens, t.batch_tokens, squares, squares, squares};
+  plan.product_flops = flops_per_step(sizes, shape) * static_cast<double>(t.accumulate);
+  plan.moved_bytes = 2 * temporaries * t.accumulate;
+  // Reads gradients for their norm; then gradients, and all other blocks both ways.
+  plan.update_bytes = 2 * plan.gradient_bytes + 2 * (plan.parameter_bytes + plan.moment_bytes + plan.master_bytes);
+  plan.machine_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  plan.available_bytes = available_memory(plan.machine_bytes);
+  if (options.measure) {
+    measure_machine(config, sizes, plan);
+    plan.step_s = plan.product_flops / plan.flops_per_s +
+                  static_cast<double>(plan.moved_bytes + plan.update_bytes) / plan.bytes_per_s;
+  }
+  return plan;
+}
+
+std::string TrainingPlan::to_string(int largest) const {
+  std::string text =
+      fmt::format("Model: {} parameters\n\nMemory of training, {} source and {} target tokens a batch:\n",
+                  format_count(parameters), format_count(source_tokens), format_count(target_tokens));
+  const auto line = [&](std::string_view what, int64_t bytes) {
+    if (bytes > 0) text += fmt::format("  {:>12}  {}\n", size_text(bytes), what);
+  };
+  line("parameters", parameter_bytes);
+  line("gradients", gradient_bytes);
+  line("optimizer's moments", moment_bytes);
+  line("fp32 master or residual", master_bytes);
+  line("average of weights", ema_bytes);
+  text += fmt::format("  {:>12}  arena of temporaries (least possible {}, without sharing {})\n",
+                      size_text(arena_bytes), size_text(lower_bound_bytes), size_text(unshared_bytes));
+  text += fmt::format("  {:>12}  in all; {} of {} are available: it {}\n", size_text(total_bytes()),
+                      size_text(available_bytes), size_text(machine_bytes), fits() ? "fits" : "DOES NOT FIT");
+  text += fmt::format("\nTemporaries of a step, by name (before sharing):\n");
+  append_items(text, temporaries, largest);
+  text += "\nParameters:\n";
+  append_items(text, weights, largest);
+  text += fmt::format(
+      "\nCost of an update:\n  {:>12.1f} GFLOP of products\n  {:>12}  moved by everything else (each temporary written "
+      "and read once)\n  {:>12}  moved by the optimizer\n",
+      product_flops / 1e9, size_text(moved_bytes), size_text(update_bytes));
+  if (step_s > 0)
+    text += fmt::format(
+        "  {:>10.2f} s  estimated: products at {:.1f} GFLOP/s and bytes at {:.1f} GB/s, as measured just now; {} "
+        "target "
+        "tokens/s\n",
+        step_s, flops_per_s / 1e9, bytes_per_s / 1e9,
+        format_count(static_cast<int64_t>(static_cast<double>(target_tokens * accumulate) / step_s)));
+  return text;
+}
+
+}  // namespace frit
