@@ -1,4 +1,6 @@
 // The command `frit`: reads the command line, runs one subcommand, and says with its exit code how it went.
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
@@ -30,26 +32,36 @@ std::vector<std::string> flags_of(const CLI::App& app) {
   return names;
 }
 
+// The name that a word begins, else the nearest one.
+std::string suggestion(const std::string& word, const std::vector<std::string>& names) {
+  std::string nearest = nearest_name(word, names);
+  for (const std::string& name : names)
+    if (name.starts_with(word)) nearest = name;
+  return nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest);
+}
+
 // What is wrong with a command line that CLI11 refused, with the nearest name for one that is not known.
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
-  const auto chosen = app.get_subcommands();
-  const CLI::App& at = chosen.empty() ? app : *chosen.front();
-  const std::string command = chosen.empty() ? "frit" : "frit " + at.get_name();
+  // The subcommand of a subcommand, as deep as the words went.
+  const CLI::App* found = &app;
+  std::string command = "frit";
+  while (!found->get_subcommands().empty()) {
+    found = found->get_subcommands().front();
+    command += " " + found->get_name();
+  }
+  const CLI::App& at = *found;
   const std::string help = fmt::format(" (see {} --help)", command);
+  std::vector<std::string> commands;
+  for (const CLI::App* sub : at.get_subcommands([](const CLI::App*) { return true; }))
+    commands.push_back(sub->get_name());
   for (const std::string& word : at.remaining(true)) {
     const std::string name = word.substr(0, word.find('='));
-    if (word.starts_with("-") && word.size() > 1) {
-      const std::string nearest = word.starts_with("--") ? nearest_name(name, flags_of(at)) : "";
-      return fmt::format("unknown flag {}{}{}", name, nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest),
-                         help);
-    }
-    if (!chosen.empty()) return fmt::format("{} does not take the argument {}{}", command, word, help);
-    std::vector<std::string> names;
-    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
-      names.push_back(sub->get_name());
-    return fmt::format("unknown command {}; did you mean {}?{}", word, nearest_name(word, names), help);
+    if (word.starts_with("-") && word.size() > 1)
+      return fmt::format("unknown flag {}{}{}", name, suggestion(name, flags_of(at)), help);
+    if (!commands.empty()) return fmt::format("unknown command {}{}{}", word, suggestion(word, commands), help);
+    return fmt::format("{} does not take the argument {}{}", command, word, help);
   }
-  if (chosen.empty()) return "a command is missing" + help;
+  if (!commands.empty()) return fmt::format("{} needs a command: {}{}", command, fmt::join(commands, ", "), help);
   return error.what() + help;
 }
 
@@ -80,7 +92,7 @@ int run(std::vector<std::string> arguments) {
       overrides = take_overrides(&arguments);
     std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
     app.parse(arguments);
-    if (!action) throw UsageError("a command is missing (see frit --help)");
+    if (!action) throw UsageError("nothing to do (see frit --help)");
     const int code = action();
     if (!std::cout.flush()) return report_error("cannot write to standard output", kFailed);
     return code;

@@ -46,7 +46,7 @@ std::vector<int32_t> random_digits(uint32_t update, uint32_t sentence) {
 }  // namespace
 
 int main() {
-  frit::ThreadPool pool;
+  frit::ThreadPool pool(1);  // the model is too small to be worth sharing out
   frit::Memory memory;
   frit::Context context(pool, memory);
 

@@ -74,7 +74,8 @@ int main(int argc, char** argv) {
   config.model.d_model = 64, config.model.heads = 4, config.model.ffn = 128;
   config.training.batch_tokens = 512;
   config.training.learning_rate = 4e-3, config.training.warmup = "100u";
-  config.training.stop_after = "16e", config.training.valid_every = "4e", config.training.save_every = "4e";
+  config.training.stop_after = "6e", config.training.valid_every = "2e", config.training.save_every = "2e";
+  config.run.threads = 1;  // the model is too small to be worth sharing out
   config.run.directory = directory;
 
   frit::TrainerOutput output;

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <sstream>
 #include <string>
@@ -183,7 +184,10 @@ TEST_F(CommandTest, HelpOfAll) {
 }
 
 TEST_F(CommandTest, BadUsageIsTwoAndNamesTheNearest) {
-  expect_error({}, 2, "a command is missing");
+  expect_error({}, 2, "needs a command: train, translate");
+  expect_error({"bench"}, 2, "needs a command: ops, step, translate");
+  expect_error({"bench", "stepp"}, 2, "did you mean step?");
+  expect_error({"bench", "translate", "a", "b", "--beem", "1"}, 2, "did you mean --beam?");
   expect_error({"trian", "x.toml"}, 2, "unknown command trian; did you mean train?");
   expect_error({"translate"}, 2, "MODEL");
   expect_error({"translate", path("run"), "--beem", "4"}, 2, "unknown flag --beem; did you mean --beam?");
@@ -332,6 +336,19 @@ TEST_F(CommandTest, Evaluates) {
   EXPECT_NEAR(std::stod(alone.out.substr(5)), validated, 1e-3);
   EXPECT_TRUE(
       has(run({"evaluate", path("run"), path("valid.en"), path("valid.de"), "--json"}).out, "\"perplexity\": "));
+}
+
+TEST_F(CommandTest, Measures) {
+  const Ended step = run({"bench", "step", "--steps", "2", "--warm", "1", "--model.d_model", "32", "--model.heads", "2",
+                          "--model.ffn=64", "--data.vocabulary=100", "--training.batch_tokens=512"});
+  EXPECT_EQ(step.code, 0) << step.err;
+  EXPECT_GT(nlohmann::json::parse(step.out).at("tokens_per_s").get<double>(), 0);
+  const Ended translate = run({"bench", "translate", path("run"), path("valid.en"), "--limit", "5", "--repeat", "2"});
+  EXPECT_EQ(translate.code, 0) << translate.err;
+  const auto measured = nlohmann::json::parse(translate.out);
+  EXPECT_EQ(measured.at("sentences"), 5);
+  EXPECT_EQ(measured.at("seconds").size(), 2u);
+  EXPECT_GT(measured.at("output_tokens_per_s").get<double>(), 0);
 }
 
 TEST_F(CommandTest, WritesTheReport) {

@@ -4,8 +4,8 @@
 #        tools/install_deps.sh --list     prints the missing packages and changes nothing
 set -euo pipefail
 packages=(g++ cmake ninja-build ccache pkg-config git python3 ca-certificates
-  libdnnl-dev libhwy-dev libsentencepiece-dev libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libspdlog-dev libfmt-dev
-  libboost-context-dev libgtest-dev libbenchmark-dev)
+  libdnnl-dev libhwy-dev libsentencepiece-dev libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libfmt-dev
+  libgtest-dev libbenchmark-dev)
 
 stop() {
   printf 'install_deps: %s\n' "$@" >&2

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <iostream>
@@ -15,6 +16,9 @@
 #include "apps/cli/generate_flags.h"
 #include "apps/cli/lines.h"
 #include "frit/core/error.h"
+#include "frit/core/philox.h"
+#include "frit/train/files.h"
+#include "frit/train/measure.h"
 
 namespace frit::cli {
 namespace {
@@ -50,6 +54,48 @@ int bench_ops(const std::vector<std::string>& flags) {
   arguments.push_back(nullptr);
   execv(program.c_str(), arguments.data());
   fail("cannot run {}: {} (build it: cmake --build --preset cpu --target bench_ops)", program, std::strerror(errno));
+}
+
+struct StepBench {
+  std::string config, lengths;
+  int64_t steps = 20, warm = 3;
+};
+
+// Batches as training makes them from text: lengths are lognormal (median 21 tokens, sigma 0.6, 2 to 250), sorted, and
+// neither side of a batch exceeds the budget. The distribution is that of bench/peers/make_batches.py.
+BatchLengths usual_batches(int64_t batch_tokens, int64_t count) {
+  const auto uniform = [](uint32_t bits) { return (static_cast<double>(bits) + 0.5) / 4294967296.0; };
+  const auto length = [](double x) { return std::clamp<int64_t>(std::llround(x), 2, 250); };
+  std::vector<std::pair<int64_t, int64_t>> pairs;
+  int64_t tokens = 0;
+  for (uint32_t i = 0; tokens < batch_tokens * count; ++i) {
+    const PhiloxBlock b = philox({1, 0}, i, 0, 0, 0);
+    const double radius = std::sqrt(-2 * std::log(uniform(b.v[0]))), angle = 2 * M_PI * uniform(b.v[1]);
+    const int64_t source = length(21 * std::exp(0.6 * radius * std::cos(angle)));
+    const int64_t target = length(static_cast<double>(source) * (1.05 + 0.15 * radius * std::sin(angle)));
+    pairs.emplace_back(source, target);
+    tokens += std::max(source, target);
+  }
+  std::sort(pairs.begin(), pairs.end());
+  BatchLengths batches(1);
+  int64_t from = 0, to = 0;
+  for (const auto& [source, target] : pairs) {
+    if (!batches.back().empty() && std::max(from + source, to + target) > batch_tokens) {
+      batches.emplace_back();
+      from = to = 0;
+    }
+    batches.back().emplace_back(source, target);
+    from += source, to += target;
+  }
+  return batches;
+}
+
+int bench_step(const StepBench& o, const Overrides& overrides) {
+  const TrainConfig config = load_config(o.config, overrides);
+  const BatchLengths batches =
+      o.lengths.empty() ? usual_batches(config.training.batch_tokens, 16) : parse_batch_lengths(read_file(o.lengths));
+  std::cout << measure_training(config, batches, o.steps, o.warm).to_json() << '\n';
+  return kGood;
 }
 
 struct TranslateBench {
@@ -106,17 +152,28 @@ int bench_translate(const TranslateBench& o) {
 void add_bench(CLI::App& app, const Overrides& overrides, Action* action) {
   CLI::App* sub = app.add_subcommand("bench", "Measures operators, training steps or translation");
   sub->require_subcommand(1);
-  (void)overrides;
 
   CLI::App* ops = sub->add_subcommand("ops", "Operators, each beside a plain copy of the same bytes");
   auto flags = std::make_shared<std::vector<std::string>>();
   ops->add_option("flags", *flags, "Flags of Google Benchmark, behind --: -- --benchmark_filter=layer_norm");
   ops->callback([flags, action] { *action = [flags] { return bench_ops(*flags); }; });
 
+  CLI::App* step = sub->add_subcommand("step", "Training steps on random tokens: tokens a second, phases, memory");
+  auto s = std::make_shared<StepBench>();
+  step->add_option("CONFIG.toml", s->config, "Configuration: model, precision, threads (default: all defaults)")
+      ->type_name("");
+  step->add_option("--lengths", s->lengths, "Batches as bench/peers/make_batches.py writes them (default: alike)")
+      ->type_name("FILE");
+  step->add_option("--steps", s->steps, "Steps that are timed")->check(CLI::PositiveNumber);
+  step->add_option("--warm", s->warm, "Steps before that")->check(CLI::NonNegativeNumber);
+  describe_overrides(*step);
+  step->footer("Prints JSON.\n\nExample:\n  frit bench step --model.preset transformer-small --run.threads 2");
+  step->callback([s, action, &overrides] { *action = [s, &overrides] { return bench_step(*s, overrides); }; });
+
   CLI::App* translate = sub->add_subcommand("translate", "Start-up time and output tokens a second of a model");
   auto t = std::make_shared<TranslateBench>();
-  translate->add_option("model", t->model, "Model directory")->type_name("MODEL")->required();
-  translate->add_option("file", t->file, "Sentences, one a line")->type_name("FILE")->required();
+  translate->add_option("MODEL", t->model, "Model directory")->type_name("")->required();
+  translate->add_option("FILE", t->file, "Sentences, one a line")->type_name("")->required();
   translate->add_option("--repeat", t->repeat, "Times the file is translated; the median counts")
       ->check(CLI::PositiveNumber);
   translate->add_option("--limit", t->limit, "Translate the first N lines alone; 0: all")->type_name("N");
@@ -127,7 +184,7 @@ void add_bench(CLI::App& app, const Overrides& overrides, Action* action) {
   sub->footer(
       "Examples:\n"
       "  frit bench ops -- --benchmark_filter=layer_norm\n"
-      "  frit bench step examples/demo.toml\n"
+      "  frit bench step --model.preset transformer-small\n"
       "  frit bench translate run/model test.en");
 }
 

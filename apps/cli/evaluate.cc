@@ -71,8 +71,7 @@ Likelihood likelihood(const std::string& directory, const Tokenizer& tokenizer, 
 }
 
 int evaluate(const Options& o) {
-  if (o.reference.empty()) throw UsageError("frit evaluate needs a reference (see frit evaluate --help)");
-  if (o.hypotheses.empty() && (o.model.empty() || o.source.empty()))
+  if (o.reference.empty() || (o.hypotheses.empty() && (o.model.empty() || o.source.empty())))
     throw UsageError("frit evaluate needs MODEL SOURCE REFERENCE, or --hypotheses FILE --reference FILE");
   if (!o.hypotheses.empty() && !o.model.empty()) throw UsageError("--hypotheses takes the place of MODEL and SOURCE");
   const std::vector<std::string> references = read_lines(o.reference);
@@ -147,9 +146,9 @@ int evaluate(const Options& o) {
 void add_evaluate(CLI::App& app, Action* action) {
   CLI::App* sub = app.add_subcommand("evaluate", "BLEU, loss and perplexity on a source and its reference");
   auto o = std::make_shared<Options>();
-  sub->add_option("model", o->model, "Model directory, or a run directory with a finished model")->type_name("MODEL");
-  sub->add_option("source", o->source, "Text to translate, a sentence a line")->type_name("SOURCE");
-  sub->add_option("reference,--reference", o->reference, "Its translation, line by line")->type_name("REFERENCE");
+  sub->add_option("MODEL", o->model, "Model directory, or a run directory with a finished model")->type_name("");
+  sub->add_option("SOURCE", o->source, "Text to translate, a sentence a line")->type_name("");
+  sub->add_option("REFERENCE,--reference", o->reference, "Its translation, line by line")->type_name("REFERENCE");
   sub->add_option("--hypotheses", o->hypotheses, "Score these translations instead of a model's")->type_name("FILE");
   sub->add_option("-o,--output", o->output, "Write the translations to this file")->type_name("FILE");
   sub->add_flag("--json", o->json, "Print everything as JSON");

@@ -18,7 +18,7 @@ struct Options {
 void add_report(CLI::App& app, Action* action) {
   CLI::App* sub = app.add_subcommand("report", "Writes one self-contained HTML page about a run");
   auto o = std::make_shared<Options>();
-  sub->add_option("run", o->run, "Run directory, of a training that goes on or is done")->type_name("RUN")->required();
+  sub->add_option("RUN", o->run, "Run directory, of a training that goes on or is done")->type_name("")->required();
   sub->add_option("-o,--output", o->output, "Page to write (default: RUN/report.html)")->type_name("FILE");
   sub->footer(
       "Shows loss, learning rate, tokens/s, gradient norm, BLEU and sample translations over time.\n"

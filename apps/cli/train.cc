@@ -54,7 +54,7 @@ int train(const Options& o, const Overrides& overrides) {
 void add_train(CLI::App& app, const Overrides& overrides, Action* action) {
   CLI::App* sub = app.add_subcommand("train", "Trains a model, or goes on where a training stopped");
   auto o = std::make_shared<Options>();
-  sub->add_option("config", o->config, "Configuration file")->type_name("CONFIG.toml");
+  sub->add_option("CONFIG.toml", o->config, "Configuration file")->type_name("");
   sub->add_flag("--dump-config", o->dump_config, "Print the whole configuration as TOML and do nothing else");
   sub->add_flag("--config-reference", o->config_reference, "Print the reference of all keys (Markdown)");
   sub->add_flag("--plain", o->plain, "Plain progress lines on a terminal too");

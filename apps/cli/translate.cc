@@ -106,8 +106,8 @@ int translate(const Options& o) {
 void add_translate(CLI::App& app, Action* action) {
   CLI::App* sub = app.add_subcommand("translate", "Translates a file, standard input, or what is typed");
   auto o = std::make_shared<Options>();
-  sub->add_option("model", o->model, "Model directory (Hugging Face layout), or a run directory with a finished model")
-      ->type_name("MODEL")
+  sub->add_option("MODEL", o->model, "Model directory (Hugging Face layout), or a run directory with a finished model")
+      ->type_name("")
       ->required();
   sub->add_option("file", o->file, "Text, a sentence a line; without it or with - standard input")->type_name("FILE");
   sub->add_flag("--scores", o->scores, "Print `LINE ||| TRANSLATION ||| SCORE`, lines counted from 0");

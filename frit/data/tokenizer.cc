@@ -19,6 +19,8 @@ namespace frit {
 namespace {
 
 using Json = nlohmann::ordered_json;
+// For vocabularies: an ordered_json looks through all its keys at every new one.
+using VocabularyJson = nlohmann::json;
 constexpr std::string_view kSpace = "\xe2\x96\x81";        // U+2581, a space inside a piece
 constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
 constexpr std::string_view kUnknown = " \xe2\x81\x87 ";    // U+2047, as SentencePiece shows it
@@ -154,7 +156,7 @@ bool is_byte_piece(const sentencepiece::SentencePieceProcessor& processor, const
   return processor.IsByte(id) && processor.IdToPiece(id) == token;
 }
 
-std::shared_ptr<const Vocabulary> make_vocabulary(const Json& json, const std::string& path,
+std::shared_ptr<const Vocabulary> make_vocabulary(const VocabularyJson& json, const std::string& path,
                                                   const SpecialTokens& special,
                                                   const std::vector<const Model*>& models) {
   if (!json.is_object() || json.empty()) fail("[tokenizer] {} does not map tokens to ids", path);
@@ -211,9 +213,10 @@ std::shared_ptr<const Vocabulary> make_vocabulary(const Json& json, const std::s
   return vocabulary;
 }
 
-Json parse_json(const std::string& path) {
+template <typename J = Json>
+J parse_json(const std::string& path) {
   try {
-    return Json::parse(read_file(path));
+    return J::parse(read_file(path));
   } catch (const nlohmann::json::exception& e) {
     fail("[tokenizer] {} is not JSON: {}", path, e.what());
   }
@@ -257,8 +260,8 @@ struct Tokenizer::Impl {
   const Vocabulary& vocabulary(Side s) const { return *side(s).vocabulary; }
 
   static std::shared_ptr<const Impl> make(std::shared_ptr<const Model> source, std::shared_ptr<const Model> target,
-                                          const Json& vocabulary, const Json* target_vocabulary, Impl settings,
-                                          const std::string& directory) {
+                                          const VocabularyJson& vocabulary, const VocabularyJson* target_vocabulary,
+                                          Impl settings, const std::string& directory) {
     auto impl = std::make_shared<Impl>(std::move(settings));
     impl->separate = target_vocabulary != nullptr;
     std::vector<const Model*> models = {source.get()};
@@ -289,8 +292,8 @@ struct Tokenizer::Impl {
 namespace {
 
 // The vocabulary of a model trained here: its pieces in order, then <pad>.
-Json vocabulary_of(const Model& model) {
-  Json json = Json::object();
+VocabularyJson vocabulary_of(const Model& model) {
+  VocabularyJson json = VocabularyJson::object();
   for (int i = 0; i < model.processor.GetPieceSize(); ++i) json[model.processor.IdToPiece(i)] = i;
   json["<pad>"] = model.processor.GetPieceSize();
   return json;
@@ -354,12 +357,12 @@ Tokenizer Tokenizer::train(const std::string& source_path, const std::string& ta
   };
   if (options.joint) {
     auto model = train_on(true, true, "the trained model");
-    const Json vocabulary = vocabulary_of(*model);
+    const VocabularyJson vocabulary = vocabulary_of(*model);
     return Tokenizer(Impl::make(model, model, vocabulary, nullptr, Impl(), ""));
   }
   auto source = train_on(true, false, "the trained source model"),
        target = train_on(false, true, "the trained target model");
-  const Json source_vocabulary = vocabulary_of(*source), target_vocabulary = vocabulary_of(*target);
+  const VocabularyJson source_vocabulary = vocabulary_of(*source), target_vocabulary = vocabulary_of(*target);
   return Tokenizer(Impl::make(source, target, source_vocabulary, &target_vocabulary, Impl(), ""));
 }
 
@@ -393,8 +396,8 @@ Tokenizer Tokenizer::load(const std::string& directory) {
   const bool same = source_bytes == target_bytes;
   auto source = make_model(std::move(source_bytes), base + "source.spm");
   auto target = same ? source : make_model(std::move(target_bytes), base + "target.spm");
-  const Json vocabulary = parse_json(base + "vocab.json");
-  const Json target_vocabulary = separate ? parse_json(base + "target_vocab.json") : Json();
+  const auto vocabulary = parse_json<VocabularyJson>(base + "vocab.json");
+  const auto target_vocabulary = separate ? parse_json<VocabularyJson>(base + "target_vocab.json") : VocabularyJson();
   return Tokenizer(
       Impl::make(source, target, vocabulary, separate ? &target_vocabulary : nullptr, std::move(settings), base));
 }
@@ -406,9 +409,11 @@ void Tokenizer::save(const std::string& directory, const std::string& source_lan
   if (error) fail("[tokenizer] cannot make the directory {}: {}", directory, error.message());
   const std::string base = directory.empty() || directory.back() == '/' ? directory : directory + "/";
   auto write_vocabulary = [&](const Vocabulary& vocabulary, const char* name) {
-    Json json = Json::object();
+    Json json = Json::object();  // in the order of ids; the tokens differ, so that none needs looking up
+    Json::object_t::Container& entries = json.get_ref<Json::object_t&>();
     for (size_t i = 0; i < vocabulary.tokens.size(); ++i)
-      if (vocabulary.find(vocabulary.tokens[i]) == static_cast<int32_t>(i)) json[vocabulary.tokens[i]] = i;
+      if (vocabulary.find(vocabulary.tokens[i]) == static_cast<int32_t>(i))
+        entries.emplace_back(vocabulary.tokens[i], i);
     write_file_atomically(base + name, json.dump(2) + "\n");
   };
   const std::string source_name = source_language.empty() ? impl_->languages[0] : source_language;

@@ -122,6 +122,7 @@ Loss TrainingStep::forward_backward(const Batch& batch, int64_t step_tokens, int
 
 UpdateResult TrainingStep::update(double learning_rate, int64_t step) {
   Replay replay(memory_, update_plan_);
+  model_.hold_pad_row(context_);
   gradient_norm(context_, model_.workspace().gradients(), Tensor(&squares_, DType::kF64, {1}),
                 Tensor(&not_finite_, DType::kI32, {1}));
   UpdateResult result;

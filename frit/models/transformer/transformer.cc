@@ -421,6 +421,10 @@ Loss Transformer::train_step(Context& context, const BatchView& batch, const Ten
   return loss;
 }
 
+void Transformer::hold_pad_row(Context& context) const {
+  fill_zero(context, gradients_.target.table.rows(config_.pad_id, config_.pad_id + 1));
+}
+
 Loss Transformer::evaluate(Context& context, const BatchView& batch, const CriterionOptions& options) {
   check(batch);
   struct Clear {
@@ -499,6 +503,8 @@ void Transformer::load_weights(const std::string& directory) {
     } else if (!(entry->shape == slice.shape)) {
       problems.push_back(fmt::format("{} is {} in the file, the configuration says {}", entry->name,
                                      entry->shape.to_string(), slice.shape.to_string()));
+    } else if (entry->dtype == DType::kF32 && reinterpret_cast<uintptr_t>(entry->data) % alignof(float) == 0) {
+      workspace_->set(slice.name, static_cast<const float*>(entry->data), slice.shape.numel());
     } else {
       values.resize(static_cast<size_t>(slice.shape.numel()));
       convert_to_f32(*entry, values.data());

@@ -105,6 +105,10 @@ class Transformer {
   // masks. Returns sums (zeros while planning). Shapes: scale f32 [1]. Errors: std::invalid_argument if the model was
   // not built for training, or the batch's shapes, ids or lengths do not fit.
   Loss train_step(Context& context, const BatchView& batch, const Tensor& scale, const StepOptions& options = {});
+  // Zeroes the gradient that a tied output projection gives the pad token's row, so that training leaves the row at zero:
+  // transformers and CTranslate2 start the decoder from the pad token and may take its embedding for zero. Call it behind
+  // the step's last train_step; does nothing while planning.
+  void hold_pad_row(Context& context) const;
   // Loss without dropout and without gradients.
   Loss evaluate(Context& context, const BatchView& batch, const CriterionOptions& options = {});
   // The encoder's output [source tokens, H].

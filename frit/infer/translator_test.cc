@@ -1,0 +1,163 @@
+// Lines to lines: order, empty and bad lines, cut sentences, streams; with a random model and a small tokenizer.
+#include "frit/infer/translator.h"
+
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "frit/data/test_corpus.h"
+
+namespace frit {
+namespace {
+
+// A model directory made once: random weights, a vocabulary of 400, 120 positions.
+const std::string& model_directory() {
+  static const TemporaryDirectory directory;
+  static const bool made = [] {
+    std::string en, de;
+    for (const std::string& line : made_up_lines(false, 400)) en += line + "\n";
+    for (const std::string& line : made_up_lines(true, 400)) de += line + "\n";
+    const Tokenizer tokenizer =
+        Tokenizer::train(directory.write("en", en), directory.write("de", de), {.vocabulary = 400});
+    tokenizer.save(directory / "model");
+    TransformerConfig c;
+    c.encoder_layers = c.decoder_layers = 1;
+    c.d_model = 32, c.encoder_heads = c.decoder_heads = 4, c.encoder_ffn_dim = c.decoder_ffn_dim = 64;
+    c.source_vocab = c.target_vocab = tokenizer.vocabulary_size(Side::kSource);
+    c.max_positions = 120;
+    c.pad_id = c.start_id = tokenizer.pad_id(), c.eos_id = tokenizer.eos_id();
+    Transformer model(c, {});
+    model.initialise(11);
+    model.save(directory / "model");
+    return true;
+  }();
+  (void)made;
+  static const std::string path = directory / "model";
+  return path;
+}
+
+struct Translating : testing::Test {
+  Translating() : pool(2), translator(model_directory(), pool), options(translator.default_options()) {
+    translator.on_notice = [this](std::string_view text) { notices.emplace_back(text); };
+    options.generate.beam = 2, options.generate.max_length = 0, options.generate.max_new_tokens = 12;
+  }
+  ThreadPool pool;
+  Translator translator;
+  TranslateOptions options;
+  std::vector<std::string> notices;
+};
+
+TEST_F(Translating, DirectorysSettingsAreTheDefault) {
+  const TranslateOptions defaults = translator.default_options();
+  EXPECT_EQ(defaults.generate.eos_ids, std::vector<int32_t>{translator.tokenizer().eos_id()});
+  EXPECT_EQ(defaults.generate.start_id, translator.tokenizer().pad_id());
+  ASSERT_EQ(defaults.generate.bad_words.size(), 1u);
+  EXPECT_EQ(defaults.generate.bad_words[0], std::vector<int32_t>{translator.tokenizer().pad_id()});
+  defaults.generate.validate(translator.config());
+}
+
+TEST_F(Translating, StreamKeepsOrderWhateverTheBatches) {
+  const auto lines = made_up_lines(false, 30, 3);
+  std::vector<std::string> alone;
+  for (const std::string& line : lines) alone.push_back(translator.translate(line, options));
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  for (const int64_t window : {1, 7, 1000})
+    for (const int64_t batch : {1, 50, 100000}) {
+      options.window_lines = window, options.batch_tokens = batch;
+      std::istringstream in(text);
+      std::ostringstream out;
+      EXPECT_EQ(translator.translate(in, out, options), 30);
+      std::istringstream result(out.str());
+      std::string line;
+      for (size_t i = 0; i < alone.size(); ++i) {
+        ASSERT_TRUE(std::getline(result, line));
+        EXPECT_EQ(line, alone[i]) << "line " << i << ", window " << window << ", batch " << batch;
+      }
+      EXPECT_FALSE(std::getline(result, line));
+    }
+  EXPECT_TRUE(notices.empty());
+}
+
+TEST_F(Translating, EmptyLinesStayEmpty) {
+  std::istringstream in("\n  \nthe house\r\n\n");
+  std::ostringstream out;
+  EXPECT_EQ(translator.translate(in, out, options), 4);
+  EXPECT_EQ(out.str(), "\n\n" + translator.translate("the house", options) + "\n\n");
+  std::istringstream nothing("");
+  std::ostringstream none;
+  EXPECT_EQ(translator.translate(nothing, none, options), 0);
+  EXPECT_EQ(none.str(), "");
+}
+
+TEST_F(Translating, LongLinesAreCutWithANotice) {
+  std::string line;
+  for (int i = 0; i < 150; ++i) line += "birds ";
+  std::istringstream in("the house\n" + line + "\n");
+  std::ostringstream out;
+  EXPECT_EQ(translator.translate(in, out, options), 2);
+  ASSERT_EQ(notices.size(), 1u);
+  EXPECT_NE(notices[0].find("line 2"), std::string::npos) << notices[0];
+  EXPECT_NE(notices[0].find("120 positions"), std::string::npos) << notices[0];
+}
+
+TEST_F(Translating, InvalidUtf8IsAnErrorOrANotice) {
+  const std::string text = "the house\nthe \xff house\nnear\n";
+  std::istringstream in(text);
+  std::ostringstream out;
+  try {
+    translator.translate(in, out, options);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("line 2: invalid UTF-8 at byte 5 (0xff)"), std::string::npos) << e.what();
+  }
+  options.invalid_utf8 = InvalidUtf8::kSkip;
+  std::istringstream again(text);
+  std::ostringstream skipped;
+  EXPECT_EQ(translator.translate(again, skipped, options), 3);
+  EXPECT_EQ(notices.size(), 1u);
+  EXPECT_EQ(skipped.str(),
+            translator.translate("the house", options) + "\n\n" + translator.translate("near", options) + "\n");
+}
+
+TEST_F(Translating, NBestHasFallingScores) {
+  options.generate.beam = 4, options.generate.nbest = 4;
+  const std::vector<std::string> texts = {"the green house", "", "birds sing in May"};
+  const auto lists = translator.translate(texts, options);
+  ASSERT_EQ(lists.size(), 3u);
+  EXPECT_EQ(lists[0].size(), 4u);
+  ASSERT_EQ(lists[1].size(), 1u);
+  EXPECT_EQ(lists[1][0].text, "");
+  for (size_t i = 1; i < lists[0].size(); ++i) EXPECT_GE(lists[0][i - 1].score, lists[0][i].score);
+}
+
+TEST_F(Translating, PrefixBeginsEveryTranslation) {
+  options.prefix = "das alter Haus";
+  const std::string text = translator.translate("the old house", options);
+  EXPECT_TRUE(text.starts_with("das alter Haus")) << text;
+}
+
+TEST_F(Translating, TokenFilesGiveTheSameTranslations) {
+  const TemporaryDirectory directory;
+  const std::string en = directory.write("en", "the house\nbirds sing\nnear a river\n"),
+                    de = directory.write("de", "das Haus\nVögel singen\nnahe einem Fluß\n");
+  const TokenFile file = TokenFile::build(directory / "tokens", en, de, translator.tokenizer(), pool);
+  const auto sources = read_sources(file, 2);
+  ASSERT_EQ(sources.size(), 2u);
+  const auto texts = translate_ids(translator.generator(), translator.tokenizer(), sources, options.generate);
+  EXPECT_EQ(texts, (std::vector<std::string>{translator.translate("the house", options),
+                                             translator.translate("birds sing", options)}));
+  EXPECT_EQ(read_references(file, translator.tokenizer()),
+            (std::vector<std::string>{"das Haus", "Vögel singen", "nahe einem Fluß"}));
+  // Too long for the positions: cut, as Translator does.
+  const std::vector<std::vector<int32_t>> longer = {std::vector<int32_t>(200, sources[0][0])};
+  EXPECT_EQ(translate_ids(translator.generator(), translator.tokenizer(), longer, options.generate).size(), 1u);
+}
+
+TEST(Translator, MissingDirectoryIsAnError) {
+  ThreadPool pool(1);
+  EXPECT_THROW(Translator("/no/such/model", pool), Error);
+}
+
+}  // namespace
+}  // namespace frit
