@@ -61,7 +61,9 @@ def main():
                         runs["ctranslate2"].append(run(list(map(str, [
                             sys.executable, peer, a.model, *common, "--converted", t / "ct2", "--out", t / "theirs.json"]))))
                     ours, theirs = (json.loads((t / f).read_text())["outputs"] for f in ("ours.json", "theirs.json"))
-                    same = sum(x[0]["tokens"] == y[0]["tokens"] for x, y in zip(ours, theirs))
+                    # At the maximum length ours is forced to end, theirs just stops.
+                    cut = lambda hypotheses: hypotheses[0]["tokens"][:a.max_length - 1] if hypotheses else []
+                    same = sum(cut(x) == cut(y) for x, y in zip(ours, theirs))
                     middle = lambda who, key: statistics.median(r[key] for r in runs[who])
                     row = dict(beam=beam, threads=threads, batch_tokens=batch, sentences=len(ours), same_output=same)
                     for who in runs:

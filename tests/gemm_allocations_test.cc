@@ -5,6 +5,7 @@
 #include <atomic>
 #include <vector>
 
+#include "frit/memory/planner.h"
 #include "frit/ops/gemm/gemm.h"
 
 namespace {
@@ -48,12 +49,7 @@ template <typename F>
 int64_t allocations_of(Memory& memory, F&& product) {
   memory.begin_recording();
   product();
-  Plan plan;
-  for (const Lifetime& t : memory.end_recording()) {
-    plan.offsets.push_back(plan.peak);
-    plan.bytes.push_back(t.bytes);
-    plan.peak += align_up(t.bytes);
-  }
+  const Plan plan = plan_memory(memory.end_recording());
   memory.reserve(plan.peak);
   int64_t before = 0;
   for (int i = 0; i < 2; ++i) {
