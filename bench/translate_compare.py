@@ -30,6 +30,21 @@ def processor():
     return platform.processor()
 
 
+def table(about):
+    """The rows of README.md and docs/benchmarks.md (tools/readme_numbers.py): the README shows the most threads and the widest beam."""
+    m, found = about["model"], []
+    name = f"translation, {m['encoder_layers']}+{m['decoder_layers']} layers, H {m['d_model']}, fp32"
+    threads, beam = max(r["threads"] for r in about["rows"]), max(r["beam"] for r in about["rows"])
+    for i, r in enumerate(about["rows"]):
+        how = "a sentence at a time" if r["batch_tokens"] == 1 else f"batches of {r['batch_tokens']:,} tokens"
+        found.append(dict(order=20 + i, what=f"{name}, beam {r['beam']}, {how}, {r['threads']} thread{'s' * (r['threads'] > 1)}", unit="tokens/s", better="higher",
+                          frit=r["frit"]["tokens_per_s"], peer=r["ctranslate2"]["tokens_per_s"], peer_name=about["peer"], goal="1x",
+                          readme=r["threads"] == threads and r["beam"] == beam))
+    found.append(dict(order=60, what="start-up to the first translated sentence, the same model", unit="s", better="lower", goal="0.3 s",
+                      frit=min(r["frit"]["startup_s"] for r in about["rows"]), peer=min(r["ctranslate2"]["startup_s"] for r in about["rows"]), peer_name=about["peer"]))
+    return found
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("model", type=pathlib.Path)
@@ -76,6 +91,8 @@ def main():
                      model=json.loads((a.model / "config.json").read_text()), max_length=a.max_length, rounds=a.rounds,
                      date=time.strftime("%Y-%m-%d"), rows=rows)
     about["model"] = {k: about["model"][k] for k in ("d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "vocab_size")}
+    about["machine"] = about["processor"]
+    about["table"] = table(about)
     a.out.parent.mkdir(parents=True, exist_ok=True)
     new = a.out.with_suffix(".new")
     new.write_text(json.dumps(about, indent=1) + "\n")
