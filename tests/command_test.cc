@@ -192,7 +192,7 @@ TEST_F(CommandTest, BadUsageIsTwoAndNamesTheNearest) {
   expect_error({"translate"}, 2, "MODEL");
   expect_error({"translate", path("run"), "--beem", "4"}, 2, "unknown flag --beem; did you mean --beam?");
   expect_error({"translate", path("run"), "--beam", "four"}, 2, "four");
-  expect_error({"translate", path("run"), "--beam", "0"}, 2, "--beam");
+  expect_error({"translate", path("run"), "--beam", "0"}, 2, "--beam: Value 0 not in range 1 to 1000000000");
   expect_error({"translate", path("run"), "--top-k", "4"}, 2, "--sample");
   expect_error({"translate", path("run"), "--sample", "--beam", "4"}, 2, "--beam");
   expect_error({"translate", path("run"), "--beam", "2", "--nbest", "3"}, 2, "--nbest 3");
@@ -207,6 +207,7 @@ TEST_F(CommandTest, BadUsageIsTwoAndNamesTheNearest) {
   expect_error({"train", path("small.toml"), "--dump"}, 2, "did you mean --dump-config?");
   expect_error({"train", path("small.toml"), "more"}, 2, "more");
   expect_error({"evaluate", path("run")}, 2, "REFERENCE");
+  expect_error({"evaluate", path("run"), "a", "b", "--no-loss", "--no-bleu"}, 2, "nothing left to compute");
   expect_error({"report"}, 2, "RUN");
 }
 
@@ -218,6 +219,18 @@ TEST_F(CommandTest, ErrorsWhileRunningAreOne) {
   expect_error({"train", path("unknown.toml")}, 1,
                "did you mean training.learning_rate? (" + path("unknown.toml") + ":3)");
   expect_error({"train", path("small.toml"), "--model.dropout", "2"}, 1, "model.dropout");
+  expect_error({"train", folder_.string()}, 1, "cannot read");
+  // What needs no tokenizer to be found is found before one is trained: a single line, nothing said before it.
+  const auto early = [](const char* key, const std::string& value, const std::string& text) {
+    expect_error({"train", path("small.toml"), "--run.directory", path("early"), key, value}, 1, text);
+  };
+  early("--data.valid_source", path("absent.en"), "data.valid_source");
+  early("--data.train_target", folder_.string(), "folder");
+  early("--model.init_from", path("absent"), "model.init_from");
+  early("--model.max_positions", "10", "model.max_positions");
+  early("--model.heads", "3", "heads");
+  early("--training.warmup", "1x", "training.warmup");
+  EXPECT_FALSE(fs::exists(folder_ / "early" / "tokenizer"));
   expect_error({"translate", path("absent")}, 1, "there is no such model directory");
   expect_error({"translate", folder_.string()}, 1, "no config.json");
   expect_error({"translate", path("run"), path("absent.txt")}, 1, "absent.txt");

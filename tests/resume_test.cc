@@ -172,6 +172,14 @@ TEST_F(ResumeTest, EveryPrecision) {
   }
 }
 
+// Its temporaries depend on every sentence's length: no plan, the heap.
+TEST_F(ResumeTest, MaterialisedAttention) {
+  TrainConfig config = tiny_config(folder_.path(), "materialised");
+  config.run.attention = "materialised";
+  config.training.accumulate = 2;
+  interrupt_and_compare(config, 3, 20);
+}
+
 TEST_F(ResumeTest, SkippedUpdatesAreRememberedAndChangeNothing) {
   TrainConfig config = tiny_config(folder_.path(), "skips");
   config.training.max_not_finite = 3;

@@ -164,8 +164,8 @@ void add_bench(CLI::App& app, const Overrides& overrides, Action* action) {
       ->type_name("");
   step->add_option("--lengths", s->lengths, "Batches as bench/peers/make_batches.py writes them (default: alike)")
       ->type_name("FILE");
-  step->add_option("--steps", s->steps, "Steps that are timed")->check(CLI::PositiveNumber);
-  step->add_option("--warm", s->warm, "Steps before that")->check(CLI::NonNegativeNumber);
+  step->add_option("--steps", s->steps, "Steps that are timed")->check(CLI::Range(1, kMostCount));
+  step->add_option("--warm", s->warm, "Steps before that")->check(CLI::Range(0, kMostCount));
   describe_overrides(*step);
   step->footer("Prints JSON.\n\nExample:\n  frit bench step --model.preset transformer-small --run.threads 2");
   step->callback([s, action, &overrides] { *action = [s, &overrides] { return bench_step(*s, overrides); }; });
@@ -175,7 +175,7 @@ void add_bench(CLI::App& app, const Overrides& overrides, Action* action) {
   translate->add_option("MODEL", t->model, "Model directory")->type_name("")->required();
   translate->add_option("FILE", t->file, "Sentences, one a line")->type_name("")->required();
   translate->add_option("--repeat", t->repeat, "Times the file is translated; the median counts")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, kMostCount));
   translate->add_option("--limit", t->limit, "Translate the first N lines alone; 0: all")->type_name("N");
   t->generate.add_to(*translate);
   translate->footer("Prints JSON.\n\nExample:\n  frit bench translate run/model test.en --beam 4 --threads 2");

@@ -51,6 +51,9 @@ std::string model_directory(const std::string& path);
 void catch_signals();
 int caught_signal();  // 0: none
 
+// Most that a count on the command line may be: a bound that reads well in a message.
+constexpr int kMostCount = 1'000'000'000;
+
 // Writes a line to stderr, as `frit: text`.
 void notice(std::string_view text);
 

@@ -73,6 +73,8 @@ Likelihood likelihood(const std::string& directory, const Tokenizer& tokenizer, 
 int evaluate(const Options& o) {
   if (o.reference.empty() || (o.hypotheses.empty() && (o.model.empty() || o.source.empty())))
     throw UsageError("frit evaluate needs MODEL SOURCE REFERENCE, or --hypotheses FILE --reference FILE");
+  if (o.no_bleu && (o.no_loss || !o.hypotheses.empty()))
+    throw UsageError("with these flags there is nothing left to compute: leave out --no-bleu or --no-loss");
   if (!o.hypotheses.empty() && !o.model.empty()) throw UsageError("--hypotheses takes the place of MODEL and SOURCE");
   const std::vector<std::string> references = read_lines(o.reference);
   std::vector<std::string> sources, hypotheses;

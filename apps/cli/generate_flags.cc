@@ -9,8 +9,10 @@ namespace frit::cli {
 
 void GenerateFlags::add_to(CLI::App& app) {
   const std::string search = "Search", lengths = "Lengths", sampling = "Sampling", machine = "Machine";
-  app.add_option("--beam", beam, "Beam size; 1 is greedy")->check(CLI::PositiveNumber)->group(search);
-  app.add_option("--nbest", nbest, "Translations of each line, best first")->check(CLI::PositiveNumber)->group(search);
+  app.add_option("--beam", beam, "Beam size; 1 is greedy")->check(CLI::Range(1, kMostCount))->group(search);
+  app.add_option("--nbest", nbest, "Translations of each line, best first")
+      ->check(CLI::Range(1, kMostCount))
+      ->group(search);
   app.add_option("--length-penalty", length_penalty,
                  "What scores are divided by: none, length (n^alpha) or gnmt (((5+n)/6)^alpha)")
       ->group(search);
@@ -40,10 +42,10 @@ void GenerateFlags::add_to(CLI::App& app) {
   app.add_option("--temperature", temperature, "Above 1: flatter, below 1: sharper")->needs(sampled)->group(sampling);
   app.add_option("--seed", seed, "The same seed draws the same tokens")->needs(sampled)->group(sampling);
   app.add_option("--batch-tokens", batch_tokens, "Source tokens translated at once")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, kMostCount))
       ->group(machine);
   app.add_option("--window-lines", window_lines, "Lines read at most before they are sorted into batches")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, kMostCount))
       ->group(machine);
   app.add_option("--threads", threads, "CPU threads; 0: all cores")->check(CLI::Range(0, 4096))->group(machine);
 }

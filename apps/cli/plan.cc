@@ -30,10 +30,10 @@ void add_plan(CLI::App& app, const Overrides& overrides, Action* action) {
   sub->add_option("CONFIG.toml", o->config, "Configuration file")->type_name("");
   sub->add_option("--tensors", o->tensors, "Largest tensors of each kind that are listed")
       ->type_name("N")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, kMostCount));
   sub->add_option("--sentence-tokens", o->plan.sentence_tokens, "Length of a sentence, for the cost of attention")
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, kMostCount));
   sub->add_flag("--measure", o->plan.measure, "Time a product and a copy on this machine, to estimate a step's time");
   describe_overrides(*sub);
   sub->footer(

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "frit/core/error.h"
 #include "frit/core/nearest.h"
+#include "frit/train/period.h"
 
 namespace frit {
 
@@ -205,9 +207,12 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
       {"run.device", &r.device, "Where to train.", {"cpu"}},
       {"run.attention",
        &r.attention,
-       "Forces an implementation of attention; empty: chosen.",
+       "Forces an implementation of attention; empty: chosen. materialised takes its memory from the heap, unplanned.",
        {"", "flash", "materialised"}},
-      {"run.gemm", &r.gemm, "Forces an implementation of matrix products; empty: chosen.", {}},
+      {"run.gemm",
+       &r.gemm,
+       "Forces an implementation of matrix products; empty: chosen. onednn takes fp32 alone.",
+       {"", "packed", "onednn"}},
       {"run.tensorboard", &r.tensorboard, "Write TensorBoard event files beside metrics.jsonl.", {}},
   };
 }
@@ -218,9 +223,9 @@ const char* kind_of(const ConfigKey& key) {
   return std::visit(
       [](auto* field) {
         using T = std::remove_pointer_t<decltype(field)>;
-        if constexpr (std::is_same_v<T, std::string>) return "text";
-        if constexpr (std::is_same_v<T, int64_t>) return "whole number";
-        if constexpr (std::is_same_v<T, double>) return "number";
+        if constexpr (std::is_same_v<T, std::string>) return "a text in quotes";
+        if constexpr (std::is_same_v<T, int64_t>) return "a whole number";
+        if constexpr (std::is_same_v<T, double>) return "a number";
         return "true or false";
       },
       key.field);
@@ -249,7 +254,7 @@ void check_choice(const ConfigKey& key, const std::string& value) {
 }
 
 [[noreturn]] void fail_kind(const ConfigKey& key, std::string_view value) {
-  fail("[config] {} is \"{}\", expected a {}", key.name, value, kind_of(key));
+  fail("[config] {} is \"{}\", expected {}", key.name, value, kind_of(key));
 }
 
 std::string quoted(const std::string& text) {
@@ -268,7 +273,7 @@ std::string value_text(const ConfigKey& key) {
   return std::visit(
       [](auto* field) -> std::string {
         using T = std::remove_pointer_t<decltype(field)>;
-        if constexpr (std::is_same_v<T, std::string>) return quoted(*field);
+        if constexpr (std::is_same_v<T, std::string>) return frit::quoted(*field);
         if constexpr (std::is_same_v<T, bool>) return *field ? "true" : "false";
         if constexpr (std::is_same_v<T, double>) {
           std::string text = fmt::format("{}", *field);  // shortest text that reads back the same
@@ -356,7 +361,7 @@ void parse_config(TrainConfig& config, std::string_view text, const std::string&
 
 void read_config(TrainConfig& config, const std::string& path) {
   std::ifstream in(path, std::ios::binary);
-  if (!in) fail("[config] cannot read {}", path);
+  if (!in || std::filesystem::is_directory(path)) fail("[config] cannot read {}", path);
   std::ostringstream text;
   text << in.rdbuf();
   if (in.bad()) fail("[config] cannot read {}", path);
@@ -454,6 +459,20 @@ void validate_config(const TrainConfig& config) {
   need(t.ema_decay == 0 || t.average_checkpoints <= 1, "training.average_checkpoints", t.average_checkpoints,
        "0 with training.ema_decay: one average of weights, not two");
   need(config.validation.beam >= 1, "validation.beam", config.validation.beam, "1 or more");
+  need(!config.run.directory.empty(), "run.directory", "empty", "a folder");
+  for (auto [name, text] : {std::pair{"training.warmup", &t.warmup},
+                            {"training.stop_after", &t.stop_after},
+                            {"training.log_every", &t.log_every},
+                            {"training.valid_every", &t.valid_every},
+                            {"training.save_every", &t.save_every},
+                            {"training.keep_every", &t.keep_every}}) {
+    if (text->empty() && text == &t.keep_every) continue;
+    try {
+      parse_period(*text);
+    } catch (const std::invalid_argument& e) {
+      fail("[config] {}: {}", name, e.what());
+    }
+  }
   need(config.run.threads >= 0 && config.run.threads <= 4096, "run.threads", config.run.threads, "0 to 4096");
   need(d.train_source.empty() == d.train_target.empty(), "data.train_target", quoted(d.train_target),
        "a file if data.train_source is one");

@@ -73,6 +73,9 @@ TEST(TrainConfig, ValidationNamesTheKey) {
   EXPECT_NE(with("model.dropout", "1").find("model.dropout is 1"), std::string::npos);
   EXPECT_NE(with("training.accumulate", "0").find("training.accumulate"), std::string::npos);
   EXPECT_NE(with("training.learning_rate", "nan").find("training.learning_rate"), std::string::npos);
+  EXPECT_NE(with("training.save_every", "5x").find("training.save_every: [period] unknown unit"), std::string::npos);
+  EXPECT_EQ(with("training.keep_every", ""), "no error");
+  EXPECT_NE(with("run.directory", "").find("run.directory is empty"), std::string::npos);
   EXPECT_NE(with("data.train_source", "x").find("data.train_target"), std::string::npos);
 }
 

@@ -110,6 +110,10 @@ TrainingPlan plan_training(const TrainConfig& config, const TrainingPlanOptions&
   ThreadPool pool(static_cast<int>(config.run.threads));
   TrainingStep step(model, pool, step_settings(config, model.workspace()));
 
+  if (!step.planned())
+    fail("[plan] run.attention is {}, whose memory depends on every sentence's length: leave it out to plan",
+         config.run.attention);
+
   TrainingPlan plan;
   const Workspace& w = model.workspace();
   plan.parameters = w.layout().parameters();

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "frit/core/error.h"
 #include "frit/train/files.h"
@@ -54,8 +55,12 @@ bool has_tokenizer(const std::string& directory) {
   return !directory.empty() && fs::exists(fs::path(directory) / "source.spm");
 }
 
-TransformerConfig config_of(const TrainConfig& config, int64_t source_vocab, int64_t target_vocab,
-                            bool one_vocabulary) {
+struct Vocabularies {
+  int64_t source, target;
+};
+
+// Without vocabularies: those of model.init_from, or the configured size.
+TransformerConfig config_of(const TrainConfig& config, std::optional<Vocabularies> vocabularies, bool one_vocabulary) {
   const auto& m = config.model;
   TransformerConfig c;
   if (m.init_from.empty()) {
@@ -86,10 +91,14 @@ TransformerConfig config_of(const TrainConfig& config, int64_t source_vocab, int
           "data.joint_vocabulary = true or model.embeddings = \"separate\"");
     c.share_embeddings = false;
   }
-  if (!m.init_from.empty() && (c.source_vocab != source_vocab || c.target_vocab != target_vocab))
-    fail("[train] the model {} has vocabularies of {} and {} tokens, the tokenizer {} and {}", m.init_from,
-         c.source_vocab, c.target_vocab, source_vocab, target_vocab);
-  c.source_vocab = source_vocab, c.target_vocab = target_vocab;
+  if (!vocabularies && m.init_from.empty()) vocabularies = {config.data.vocabulary, config.data.vocabulary};
+  if (vocabularies) {
+    const auto [source, target] = *vocabularies;
+    if (!m.init_from.empty() && (c.source_vocab != source || c.target_vocab != target))
+      fail("[train] the model {} has vocabularies of {} and {} tokens, the tokenizer {} and {}", m.init_from,
+           c.source_vocab, c.target_vocab, source, target);
+    c.source_vocab = source, c.target_vocab = target;
+  }
   if (config.data.max_length > c.max_positions)
     fail("[config] data.max_length is {}, but the model has {} positions (model.max_positions)", config.data.max_length,
          c.max_positions);
@@ -113,6 +122,34 @@ RunLock::RunLock(const fs::path& directory) {
 }
 RunLock::~RunLock() {
   ::close(fd_);
+}
+
+void check_before_preparing(const TrainConfig& config) {
+  const auto& d = config.data;
+  const auto& m = config.model;
+  for (const auto& [key, path] : {std::pair{"data.train_source", &d.train_source},
+                                  {"data.train_target", &d.train_target},
+                                  {"data.valid_source", &d.valid_source},
+                                  {"data.valid_target", &d.valid_target}}) {
+    if (path->empty()) continue;
+    std::error_code error;
+    if (!fs::exists(*path, error)) fail("[config] {} is {}, which does not exist", key, *path);
+    if (fs::is_directory(*path, error)) fail("[config] {} is {}, which is a folder, expected a file", key, *path);
+    if (::access(path->c_str(), R_OK) != 0) fail("[config] {} is {}: {}", key, *path, std::strerror(errno));
+  }
+  for (const auto& [key, path] : {std::pair{"data.tokenizer", &d.tokenizer}, {"model.init_from", &m.init_from}})
+    if (!path->empty() && !fs::is_directory(*path)) fail("[config] {} is {}, which is no folder", key, *path);
+  // The sizes, with vocabularies that fit: which ones there are the tokenizer will tell.
+  const bool trained = d.tokenizer.empty() && m.init_from.empty();
+  config_of(config, std::nullopt, trained ? d.joint_vocabulary : true).validate();
+  const Period warmup = parse_period(config.training.warmup), stop = parse_period(config.training.stop_after);
+  if (config.training.schedule == "linear" || config.training.schedule == "cosine") {
+    if (stop.never())
+      fail("[config] training.schedule {} needs training.stop_after: it ends there", config.training.schedule);
+    if (warmup.unit == stop.unit && warmup.count >= stop.count)
+      fail("[config] training.warmup is {}, expected less than training.stop_after, which is {}",
+           config.training.warmup, config.training.stop_after);
+  }
 }
 
 Tokenizer prepare_tokenizer(const TrainConfig& config, const fs::path& run, bool resuming, const Say& say) {
@@ -159,6 +196,13 @@ TokenFile prepare_tokens(const TrainConfig& config, const fs::path& run, const c
   const Stopwatch watch;
   std::error_code error;
   fs::create_directories(run / "data", error);
+  // What a killed run left half-written; the lock of the run directory keeps others out.
+  const std::string begun = fmt::format("{}.tokens", name);
+  for (const fs::directory_entry& entry : fs::directory_iterator(run / "data", error)) {
+    const std::string file = entry.path().filename().string();
+    std::error_code ignored;
+    if (file.starts_with(begun) && file.find(".tmp-") != std::string::npos) fs::remove(entry.path(), ignored);
+  }
   TokenFileOptions options;
   options.text = text_options(config);
   bool built = false;
@@ -171,8 +215,9 @@ TokenFile prepare_tokens(const TrainConfig& config, const fs::path& run, const c
 }
 
 TransformerConfig model_config(const TrainConfig& config, const Tokenizer& tokenizer) {
-  TransformerConfig c = config_of(config, tokenizer.vocabulary_size(Side::kSource),
-                                  tokenizer.vocabulary_size(Side::kTarget), !tokenizer.separate_vocabularies());
+  TransformerConfig c = config_of(
+      config, Vocabularies{tokenizer.vocabulary_size(Side::kSource), tokenizer.vocabulary_size(Side::kTarget)},
+      !tokenizer.separate_vocabularies());
   c.pad_id = c.start_id = tokenizer.pad_id();
   c.eos_id = tokenizer.eos_id();
   c.validate();
@@ -180,7 +225,8 @@ TransformerConfig model_config(const TrainConfig& config, const Tokenizer& token
 }
 
 TransformerConfig model_config(const TrainConfig& config) {
-  TransformerConfig c = config_of(config, config.data.vocabulary, config.data.vocabulary, config.data.joint_vocabulary);
+  TransformerConfig c =
+      config_of(config, Vocabularies{config.data.vocabulary, config.data.vocabulary}, config.data.joint_vocabulary);
   c.validate();
   return c;
 }

@@ -32,6 +32,10 @@ class RunLock {
 
 using Say = std::function<void(std::string_view)>;
 
+// Finds what is wrong with a configuration and its files before minutes go into a tokenizer: files that cannot be read,
+// sizes that do not go together, a schedule that ends before its warm-up. Errors: frit::Error that names the key.
+void check_before_preparing(const TrainConfig& config);
+
 // Loads RUN/tokenizer if it was made from the same text and settings, or if the run has a checkpoint (resuming); else
 // takes the configured one, or that of model.init_from, or trains one, and saves it there.
 Tokenizer prepare_tokenizer(const TrainConfig& config, const std::filesystem::path& run, bool resuming, const Say& say);

@@ -16,7 +16,10 @@ int64_t round_up_tokens(int64_t tokens) {
 // more is told.
 class Replay {
  public:
-  Replay(Memory& memory, const Plan& plan) : memory_(memory) { memory_.begin_replay(plan); }
+  // Without a plan temporaries come from the heap.
+  Replay(Memory& memory, const Plan* plan) : memory_(memory), open_(plan != nullptr) {
+    if (plan) memory_.begin_replay(*plan);
+  }
   ~Replay() {
     if (open_) try {
         memory_.end_replay();
@@ -24,13 +27,12 @@ class Replay {
       }
   }
   void finish() {
-    open_ = false;
-    memory_.end_replay();
+    if (std::exchange(open_, false)) memory_.end_replay();
   }
 
  private:
   Memory& memory_;
-  bool open_ = true;
+  bool open_;
 };
 
 }  // namespace
@@ -80,13 +82,14 @@ std::vector<Lifetime> TrainingStep::record(Kind kind, int64_t source_tokens, int
   return memory_.end_recording();
 }
 
-const Plan& TrainingStep::plan(Kind kind, int64_t source_tokens, int64_t target_tokens) {
+const Plan* TrainingStep::plan(Kind kind, int64_t source_tokens, int64_t target_tokens) {
+  if (!planned()) return nullptr;
   const Key key{kind, {round_up_tokens(source_tokens), round_up_tokens(target_tokens)}};
   const auto found = plans_.find(key);
-  if (found != plans_.end()) return found->second;
+  if (found != plans_.end()) return &found->second;
   const Plan& made = plans_.emplace(key, plan_memory(record(kind, source_tokens, target_tokens))).first->second;
   note(made);
-  return made;
+  return &made;
 }
 
 void TrainingStep::note(const Plan& plan) {
@@ -99,9 +102,9 @@ void TrainingStep::reserve() {
   memory_.reserve(peak_);
 }
 
-const Plan& TrainingStep::ready(Kind kind, const Batch& batch) {
-  const Plan& found = plan(kind, batch.source_tokens(), batch.target_tokens());
-  if (found.peak > memory_.arena_bytes()) {
+const Plan* TrainingStep::ready(Kind kind, const Batch& batch) {
+  const Plan* found = plan(kind, batch.source_tokens(), batch.target_tokens());
+  if (found && found->peak > memory_.arena_bytes()) {
     const size_t before = memory_.arena_bytes();
     reserve();
     if (before > 0 && on_grow) on_grow(before, memory_.arena_bytes());
@@ -121,7 +124,7 @@ Loss TrainingStep::forward_backward(const Batch& batch, int64_t step_tokens, int
 }
 
 UpdateResult TrainingStep::update(double learning_rate, int64_t step) {
-  Replay replay(memory_, update_plan_);
+  Replay replay(memory_, &update_plan_);
   model_.hold_pad_row(context_);
   gradient_norm(context_, model_.workspace().gradients(), Tensor(&squares_, DType::kF64, {1}),
                 Tensor(&not_finite_, DType::kI32, {1}));
@@ -150,7 +153,7 @@ Loss TrainingStep::evaluate(const Batch& batch) {
 double TrainingStep::sum_of_squares(const Tensor& block) {
   double squares = 0;
   int32_t not_finite = 0;
-  Replay replay(memory_, update_plan_);  // the norm's scratch depends on the number of elements alone
+  Replay replay(memory_, &update_plan_);  // the norm's scratch depends on the number of elements alone
   gradient_norm(context_, block, Tensor(&squares, DType::kF64, {1}), Tensor(&not_finite, DType::kI32, {1}));
   replay.finish();
   return squares;

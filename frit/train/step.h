@@ -47,9 +47,12 @@ class TrainingStep {
   // model and pool must outlive this.
   TrainingStep(Transformer& model, ThreadPool& pool, const StepSettings& settings);
 
-  // The plan for batches of these sizes, recorded if its key is new.
-  const Plan& plan(Kind kind, int64_t source_tokens, int64_t target_tokens);
-  // The lifetimes behind such a plan: names, sizes, births and deaths.
+  // False when attention is forced to be materialised: its temporaries depend on the length of every sentence, so that
+  // no plan serves all batches of a key. Forward and backward then allocate from the heap.
+  bool planned() const { return settings_.attention != "materialised"; }
+  // The plan for batches of these sizes, recorded if its key is new; nullptr if !planned().
+  const Plan* plan(Kind kind, int64_t source_tokens, int64_t target_tokens);
+  // The lifetimes behind such a plan: names, sizes, births and deaths. Errors: std::invalid_argument if !planned().
   std::vector<Lifetime> record(Kind kind, int64_t source_tokens, int64_t target_tokens);
   // Makes the arena large enough for every plan so far.
   void reserve();
@@ -80,7 +83,7 @@ class TrainingStep {
 
  private:
   using Key = std::pair<Kind, std::pair<int64_t, int64_t>>;
-  const Plan& ready(Kind kind, const Batch& batch);
+  const Plan* ready(Kind kind, const Batch& batch);
   void note(const Plan& plan);
   StepOptions step_options(bool accumulate);
 

@@ -324,6 +324,11 @@ void Trainer::Impl::plan() {
     for (const BatchSize& size : batches)
       step->plan(TrainingStep::Kind::kEvaluate, size.source_tokens, size.target_tokens);
   }
+  if (!step->planned()) {
+    say(fmt::format("Memory: {} parameters, gradients and optimizer; temporaries from the heap (run.attention {})",
+                    mib(static_cast<size_t>(model->workspace().bytes())), config.run.attention));
+    return;
+  }
   step->reserve();
   step->on_grow = [this](size_t before, size_t after) {
     event(fmt::format("Memory: a batch of a new size made the arena grow from {} to {}", mib(before), mib(after)));
@@ -385,8 +390,8 @@ bool Trainer::Impl::do_update(Prefetcher& prefetcher) {
                     std::isfinite(loss) ? "the gradient" : "the loss", state.skipped));
   if (state.skipped_in_a_row >= config.training.max_not_finite)
     fail(
-        "[train] {} updates in a row were not finite (training.max_not_finite): training stops; the last checkpoint is "
-        "not touched by them",
+        "[train] {} updates in a row were not finite (training.max_not_finite): training stops; no checkpoint holds "
+        "them. Lower training.learning_rate, or set training.clip_norm if it is 0",
         state.skipped_in_a_row);
   return true;
 }
@@ -602,6 +607,7 @@ TrainResult Trainer::Impl::train() {
   validate_config(config);
   const auto& t = config.training;
   if (config.data.train_source.empty()) fail("[config] data.train_source and data.train_target are not set");
+  check_before_preparing(config);
   stop_after = parse_period(t.stop_after), log_every = parse_period(t.log_every);
   valid_every = parse_period(t.valid_every), save_every = parse_period(t.save_every);
   if (use_bleu() && (config.data.valid_source.empty() || !config.validation.bleu))
