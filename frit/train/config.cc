@@ -205,7 +205,8 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
       {"run.device", &r.device, "Where to train.", {"cpu"}},
       {"run.attention",
        &r.attention,
-       "Forces an implementation of attention; empty: chosen.",
+       "Forces an implementation of attention; empty: chosen. materialised is for comparison: its steps are not "
+       "planned.",
        {"", "flash", "materialised"}},
       {"run.gemm", &r.gemm, "Forces an implementation of matrix products; empty: chosen.", {}},
       {"run.tensorboard", &r.tensorboard, "Write TensorBoard event files beside metrics.jsonl.", {}},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "frit/ops/gradient_norm/gradient_norm.h"
 
@@ -12,11 +13,13 @@ int64_t round_up_tokens(int64_t tokens) {
   return std::max<int64_t>(1, (tokens + kPlanTokens - 1) / kPlanTokens) * kPlanTokens;
 }
 
-// Replays a plan for as long as it lives. finish() tells of tensors that outlived the plan; after an exception nothing
-// more is told.
+// Replays a plan, if there is one, for as long as it lives. finish() tells of tensors that outlived the plan; after an
+// exception nothing more is told.
 class Replay {
  public:
-  Replay(Memory& memory, const Plan& plan) : memory_(memory) { memory_.begin_replay(plan); }
+  Replay(Memory& memory, const Plan* plan) : memory_(memory), open_(plan != nullptr) {
+    if (plan) memory_.begin_replay(*plan);
+  }
   ~Replay() {
     if (open_) try {
         memory_.end_replay();
@@ -24,13 +27,12 @@ class Replay {
       }
   }
   void finish() {
-    open_ = false;
-    memory_.end_replay();
+    if (std::exchange(open_, false)) memory_.end_replay();
   }
 
  private:
   Memory& memory_;
-  bool open_ = true;
+  bool open_;
 };
 
 }  // namespace
@@ -62,6 +64,10 @@ StepOptions TrainingStep::step_options(bool accumulate) {
 }
 
 std::vector<Lifetime> TrainingStep::record(Kind kind, int64_t source_tokens, int64_t target_tokens) {
+  if (!planned())
+    fail(
+        "[train] materialised attention takes scratch by the lengths of sentences, so that its steps cannot be planned "
+        "from numbers of tokens: expected run.attention to be flash or empty");
   const int64_t source = round_up_tokens(source_tokens), target = round_up_tokens(target_tokens);
   const BatchView batch = BatchView::planned(1, source, target);
   memory_.begin_recording();
@@ -99,14 +105,15 @@ void TrainingStep::reserve() {
   memory_.reserve(peak_);
 }
 
-const Plan& TrainingStep::ready(Kind kind, const Batch& batch) {
+const Plan* TrainingStep::ready(Kind kind, const Batch& batch) {
+  if (!planned()) return nullptr;
   const Plan& found = plan(kind, batch.source_tokens(), batch.target_tokens());
   if (found.peak > memory_.arena_bytes()) {
     const size_t before = memory_.arena_bytes();
     reserve();
     if (before > 0 && on_grow) on_grow(before, memory_.arena_bytes());
   }
-  return found;
+  return &found;
 }
 
 Loss TrainingStep::forward_backward(const Batch& batch, int64_t step_tokens, int64_t attempt, int64_t stream) {
@@ -121,7 +128,7 @@ Loss TrainingStep::forward_backward(const Batch& batch, int64_t step_tokens, int
 }
 
 UpdateResult TrainingStep::update(double learning_rate, int64_t step) {
-  Replay replay(memory_, update_plan_);
+  Replay replay(memory_, &update_plan_);
   model_.hold_pad_row(context_);
   gradient_norm(context_, model_.workspace().gradients(), Tensor(&squares_, DType::kF64, {1}),
                 Tensor(&not_finite_, DType::kI32, {1}));
@@ -150,7 +157,7 @@ Loss TrainingStep::evaluate(const Batch& batch) {
 double TrainingStep::sum_of_squares(const Tensor& block) {
   double squares = 0;
   int32_t not_finite = 0;
-  Replay replay(memory_, update_plan_);  // the norm's scratch depends on the number of elements alone
+  Replay replay(memory_, &update_plan_);  // the norm's scratch depends on the number of elements alone
   gradient_norm(context_, block, Tensor(&squares, DType::kF64, {1}), Tensor(&not_finite, DType::kI32, {1}));
   replay.finish();
   return squares;

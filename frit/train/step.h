@@ -40,6 +40,8 @@ struct UpdateResult {
 // Runs steps from static plans. Each key (source tokens, target tokens, both rounded up) is recorded once, in planning
 // mode; afterwards its steps allocate nothing. The arena serves all plans; it grows only when a new key needs more,
 // which on_grow hears of. One thread drives it.
+// Materialised attention, if it is forced, takes scratch by the lengths of sentences, which no key holds: its steps
+// take their temporaries from the heap (see planned()).
 class TrainingStep {
  public:
   enum class Kind : uint8_t { kTrain, kEvaluate };
@@ -47,9 +49,11 @@ class TrainingStep {
   // model and pool must outlive this.
   TrainingStep(Transformer& model, ThreadPool& pool, const StepSettings& settings);
 
-  // The plan for batches of these sizes, recorded if its key is new.
+  // False: steps run without plans.
+  bool planned() const { return settings_.attention != "materialised"; }
+  // The plan for batches of these sizes, recorded if its key is new. Errors: frit::Error if steps are not planned.
   const Plan& plan(Kind kind, int64_t source_tokens, int64_t target_tokens);
-  // The lifetimes behind such a plan: names, sizes, births and deaths.
+  // The lifetimes behind such a plan: names, sizes, births and deaths. Errors: as plan().
   std::vector<Lifetime> record(Kind kind, int64_t source_tokens, int64_t target_tokens);
   // Makes the arena large enough for every plan so far.
   void reserve();
@@ -80,7 +84,7 @@ class TrainingStep {
 
  private:
   using Key = std::pair<Kind, std::pair<int64_t, int64_t>>;
-  const Plan& ready(Kind kind, const Batch& batch);
+  const Plan* ready(Kind kind, const Batch& batch);
   void note(const Plan& plan);
   StepOptions step_options(bool accumulate);
 

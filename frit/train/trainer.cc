@@ -208,6 +208,7 @@ struct Trainer::Impl {
   void append(MetricsEntry& entry) {
     entry.step = state.updates, entry.epoch = epochs(), entry.time_s = seconds();
     metrics->append(entry);
+    ++state.metrics_lines;
   }
 
   TrainResult train();
@@ -312,6 +313,13 @@ void Trainer::Impl::save(bool interrupted, std::optional<double> metric) {
 // Plans every key of the first epoch and of validation, and reserves the arena.
 void Trainer::Impl::plan() {
   const Clock::time_point begin = Clock::now();
+  if (!step->planned()) {
+    if (has_valid()) valid_count = static_cast<int64_t>(valid_batcher->sizes(0).size());
+    step->reserve();
+    say("Memory: materialised attention is forced (run.attention), which cannot be planned: every step's temporaries "
+        "come from the heap");
+    return;
+  }
   // Sampling changes lengths from epoch to epoch, and takes as long as reading an epoch: the largest key will do.
   if (config.data.subword_alpha == 0)
     for (const BatchSize& size : batcher->sizes(0))
@@ -650,7 +658,8 @@ TrainResult Trainer::Impl::train() {
     const auto left = store->list();
     if (!left.empty() && left.back().step > state.updates) store->drop_after(state.updates);
     MetricsWriter::Repair repair;
-    metrics.emplace(MetricsWriter::resume(run / "metrics.jsonl", state.updates, &repair));
+    metrics.emplace(MetricsWriter::resume(run / "metrics.jsonl", state.updates, &repair, state.metrics_lines));
+    state.metrics_lines = repair.kept;
     say(fmt::format("Going on from {}: update {}, epoch {:.2f}, {} trained", checkpoint->path.string(),
                     format_count(state.updates), epochs(), format_duration(state.seconds)));
   } else {
