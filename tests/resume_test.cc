@@ -13,9 +13,9 @@
 #include <random>
 #include <thread>
 
+#include "frit/core/file.h"
 #include "frit/memory/workspace.h"
 #include "frit/train/checkpoint_store.h"
-#include "frit/train/files.h"
 #include "frit/train/metrics.h"
 #include "frit/train/run_state.h"
 #include "frit/train/trainer.h"

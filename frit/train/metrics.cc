@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "frit/core/error.h"
-#include "frit/train/files.h"
+#include "frit/core/file.h"
 
 namespace frit {
 namespace {

@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "frit/core/error.h"
-#include "frit/train/files.h"
+#include "frit/core/file.h"
 #include "frit/train/period.h"
 #include "frit/train/trainer.h"
 

@@ -10,13 +10,13 @@
 #include <streambuf>
 
 #include "frit/core/error.h"
+#include "frit/core/file.h"
 #include "frit/data/prefetch.h"
 #include "frit/infer/generate.h"
 #include "frit/train/averaging.h"
 #include "frit/train/bleu.h"
 #include "frit/train/checkpoint_store.h"
 #include "frit/train/early_stopping.h"
-#include "frit/train/files.h"
 #include "frit/train/metrics.h"
 #include "frit/train/period.h"
 #include "frit/train/prepare.h"
