@@ -16,8 +16,8 @@
 #include "apps/cli/generate_flags.h"
 #include "apps/cli/lines.h"
 #include "frit/core/error.h"
+#include "frit/core/file.h"
 #include "frit/core/philox.h"
-#include "frit/train/files.h"
 #include "frit/train/measure.h"
 
 namespace frit::cli {

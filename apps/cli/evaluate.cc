@@ -9,10 +9,10 @@
 #include "apps/cli/generate_flags.h"
 #include "apps/cli/lines.h"
 #include "frit/core/error.h"
+#include "frit/core/file.h"
 #include "frit/data/batcher.h"
 #include "frit/models/transformer/transformer.h"
 #include "frit/train/bleu.h"
-#include "frit/train/files.h"
 
 namespace frit::cli {
 namespace {

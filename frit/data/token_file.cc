@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "frit/core/error.h"
+#include "frit/core/file.h"
 #include "frit/core/thread_pool.h"
-#include "frit/data/file.h"
 #include "frit/data/hash.h"
 
 namespace frit {

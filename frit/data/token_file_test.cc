@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "frit/core/error.h"
+#include "frit/core/file.h"
 #include "frit/core/thread_pool.h"
-#include "frit/data/file.h"
 #include "frit/data/hash.h"
 #include "frit/data/test_corpus.h"
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "frit/core/error.h"
-#include "frit/data/file.h"
+#include "frit/core/file.h"
 #include "frit/data/hash.h"
 #include "frit/data/random.h"
 #include "frit/data/sentencepiece_training.h"

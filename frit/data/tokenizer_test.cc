@@ -9,7 +9,7 @@
 #include <set>
 
 #include "frit/core/error.h"
-#include "frit/data/file.h"
+#include "frit/core/file.h"
 #include "frit/data/test_corpus.h"
 
 namespace frit {

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
-#include "frit/train/files.h"
+#include "frit/core/file.h"
 
 namespace frit {
 namespace {

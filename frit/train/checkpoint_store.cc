@@ -13,8 +13,8 @@
 #include <set>
 
 #include "frit/core/error.h"
+#include "frit/core/file.h"
 #include "frit/train/crc32c.h"
-#include "frit/train/files.h"
 
 namespace frit {
 namespace {

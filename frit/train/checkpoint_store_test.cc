@@ -11,7 +11,7 @@
 #include <set>
 
 #include "frit/core/error.h"
-#include "frit/train/files.h"
+#include "frit/core/file.h"
 
 namespace frit {
 namespace {

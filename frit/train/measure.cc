@@ -93,7 +93,8 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
   m.threads = pool.threads(), m.precision = config.training.precision;
   const Clock::time_point begin = Clock::now();
   TrainingStep step(model, pool, step_settings(config, model.workspace()));
-  for (const Batch& b : batches) step.plan(TrainingStep::Kind::kTrain, b.source_tokens(), b.target_tokens());
+  for (const Batch& b : batches)
+    if (step.planned()) step.plan(TrainingStep::Kind::kTrain, b.source_tokens(), b.target_tokens());
   step.reserve();
   std::vector<double> rates, times, forward, backward, update;
   double all_seconds = 0, all_tokens = 0;

@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "frit/core/error.h"
-#include "frit/train/files.h"
+#include "frit/core/file.h"
 
 namespace frit {
 namespace {
@@ -125,7 +125,7 @@ MetricsWriter MetricsWriter::create(const std::filesystem::path& path) {
   return MetricsWriter(path, O_EXCL);
 }
 
-MetricsWriter MetricsWriter::resume(const std::filesystem::path& path, int64_t step, Repair* repair) {
+MetricsWriter MetricsWriter::resume(const std::filesystem::path& path, int64_t step, Repair* repair, int64_t most) {
   Repair done;
   if (std::filesystem::exists(path)) {
     const std::string text = read_file(path);
@@ -136,7 +136,7 @@ MetricsWriter MetricsWriter::resume(const std::filesystem::path& path, int64_t s
       // and then it is whole: it gets its newline back.
       if (!entry) {
         ++done.damaged;
-      } else if (entry->step > step) {
+      } else if (entry->step > step || (most >= 0 && done.kept == most)) {
         ++done.dropped;
       } else {
         ++done.kept;

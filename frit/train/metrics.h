@@ -50,16 +50,18 @@ class MetricsWriter {
   // What opening for resume did to the file.
   struct Repair {
     int64_t kept = 0;     // lines
-    int64_t dropped = 0;  // readable lines of steps after the resumed one
+    int64_t dropped = 0;  // readable lines written after what is resumed
     int64_t damaged = 0;  // torn or unreadable lines, dropped too
   };
 
   // Starts a new file. Errors: frit::Error if it exists already or cannot be written.
   static MetricsWriter create(const std::filesystem::path& path);
 
-  // Opens a file to go on after `step`: lines of later steps and damaged lines are dropped (the file is rewritten to a
-  // temporary name and renamed; untouched when nothing is to drop). A missing file is created.
-  static MetricsWriter resume(const std::filesystem::path& path, int64_t step, Repair* repair = nullptr);
+  // Opens a file to go on after `step`: lines of later steps, readable lines beyond the first `most`, and damaged lines
+  // are dropped (the file is rewritten to a temporary name and renamed; untouched when nothing is to drop). A missing
+  // file is created. Negative `most`: no limit.
+  static MetricsWriter resume(const std::filesystem::path& path, int64_t step, Repair* repair = nullptr,
+                              int64_t most = -1);
 
   MetricsWriter(MetricsWriter&&) noexcept;
   MetricsWriter& operator=(MetricsWriter&&) noexcept;

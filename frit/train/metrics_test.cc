@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "frit/core/error.h"
-#include "frit/train/files.h"
+#include "frit/core/file.h"
 
 namespace frit {
 namespace {
@@ -106,6 +106,20 @@ TEST_F(MetricsFileTest, ResumeDropsLaterSteps) {
   EXPECT_EQ(repair.damaged, 0);
   EXPECT_EQ(read_file(path_),
             format_metrics(train(10)) + "\n" + format_metrics(train(20)) + "\n" + format_metrics(train(25)) + "\n");
+}
+
+TEST_F(MetricsFileTest, LinesBeyondTheGivenNumberAreDropped) {
+  {
+    MetricsWriter writer = MetricsWriter::create(path_);
+    for (int64_t step : {10, 20, 20, 20}) writer.append(train(step));
+  }
+  MetricsWriter::Repair repair;
+  MetricsWriter::resume(path_, 20, &repair, 2);
+  EXPECT_EQ(repair.kept, 2);
+  EXPECT_EQ(repair.dropped, 2);
+  EXPECT_EQ(read_file(path_), format_metrics(train(10)) + "\n" + format_metrics(train(20)) + "\n");
+  MetricsWriter::resume(path_, 20, &repair, 5);
+  EXPECT_EQ(repair.kept, 2);
 }
 
 // Torn at every byte: what was whole stays, what goes on is readable.

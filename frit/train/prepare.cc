@@ -12,7 +12,7 @@
 #include <optional>
 
 #include "frit/core/error.h"
-#include "frit/train/files.h"
+#include "frit/core/file.h"
 #include "frit/train/period.h"
 #include "frit/train/trainer.h"
 

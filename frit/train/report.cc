@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "frit/core/error.h"
-#include "frit/train/files.h"
+#include "frit/core/file.h"
 #include "frit/train/progress.h"
 
 namespace frit {

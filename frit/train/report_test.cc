@@ -9,7 +9,7 @@
 #include <random>
 
 #include "frit/core/error.h"
-#include "frit/train/files.h"
+#include "frit/core/file.h"
 
 namespace frit {
 namespace {

@@ -27,6 +27,7 @@ std::string RunState::to_json() const {
             {"window_loss", window_loss},
             {"window_seconds", window_seconds},
             {"window_tokens", window_tokens},
+            {"metrics_lines", metrics_lines},
             {"early_stopping", early_stopping},
             {"tokenizer_hash", tokenizer_hash},
             {"train_hash", train_hash},
@@ -55,6 +56,7 @@ RunState RunState::from_json(std::string_view text) {
     j.at("window_loss").get_to(s.window_loss);
     j.at("window_seconds").get_to(s.window_seconds);
     j.at("window_tokens").get_to(s.window_tokens);
+    s.metrics_lines = j.value("metrics_lines", int64_t{-1});  // earlier checkpoints do not say
     j.at("early_stopping").get_to(s.early_stopping);
     j.at("tokenizer_hash").get_to(s.tokenizer_hash);
     j.at("train_hash").get_to(s.train_hash);

@@ -25,6 +25,8 @@ struct RunState {
   // Since the last line of metrics.
   double window_loss = 0, window_seconds = 0;
   int64_t window_tokens = 0;
+  // Lines of metrics written before: the step alone does not tell which of its lines were. -1: not known.
+  int64_t metrics_lines = 0;
   std::string early_stopping;  // EarlyStopper::save()
   std::optional<double> valid_loss, valid_bleu;
   // What the run was made from: a resumed run must find the same.

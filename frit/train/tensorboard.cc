@@ -8,8 +8,8 @@
 #include <cstring>
 
 #include "frit/core/error.h"
+#include "frit/core/file.h"
 #include "frit/train/crc32c.h"
-#include "frit/train/files.h"
 
 namespace frit {
 namespace {

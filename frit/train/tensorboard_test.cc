@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "frit/core/error.h"
+#include "frit/core/file.h"
 #include "frit/train/crc32c.h"
-#include "frit/train/files.h"
 
 namespace frit {
 namespace {

@@ -10,13 +10,13 @@
 #include <streambuf>
 
 #include "frit/core/error.h"
+#include "frit/core/file.h"
 #include "frit/data/prefetch.h"
 #include "frit/infer/generate.h"
 #include "frit/train/averaging.h"
 #include "frit/train/bleu.h"
 #include "frit/train/checkpoint_store.h"
 #include "frit/train/early_stopping.h"
-#include "frit/train/files.h"
 #include "frit/train/metrics.h"
 #include "frit/train/period.h"
 #include "frit/train/prepare.h"
@@ -208,6 +208,7 @@ struct Trainer::Impl {
   void append(MetricsEntry& entry) {
     entry.step = state.updates, entry.epoch = epochs(), entry.time_s = seconds();
     metrics->append(entry);
+    ++state.metrics_lines;
   }
 
   TrainResult train();
@@ -656,7 +657,8 @@ TrainResult Trainer::Impl::train() {
     const auto left = store->list();
     if (!left.empty() && left.back().step > state.updates) store->drop_after(state.updates);
     MetricsWriter::Repair repair;
-    metrics.emplace(MetricsWriter::resume(run / "metrics.jsonl", state.updates, &repair));
+    metrics.emplace(MetricsWriter::resume(run / "metrics.jsonl", state.updates, &repair, state.metrics_lines));
+    state.metrics_lines = repair.kept;
     say(fmt::format("Going on from {}: update {}, epoch {:.2f}, {} trained", checkpoint->path.string(),
                     format_count(state.updates), epochs(), format_duration(state.seconds)));
   } else {

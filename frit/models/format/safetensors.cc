@@ -15,6 +15,7 @@
 #include <set>
 
 #include "frit/core/error.h"
+#include "frit/core/file.h"
 
 namespace frit {
 namespace {
@@ -58,29 +59,6 @@ int64_t read_size(const json& value, const std::string& path, const std::string&
     fail("[safetensors] {}: tensor {}: {} holds {}, expected an integer of 0 or more", path, tensor, what,
          value.dump());
   return static_cast<int64_t>(value.get<uint64_t>());
-}
-
-// Makes a rename durable: the directory entry itself must reach the disk.
-void sync_directory_of(const std::string& path) {
-  std::string directory = std::filesystem::path(path).parent_path().string();
-  Descriptor d{::open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-  if (d.fd >= 0) ::fsync(d.fd);
-}
-
-std::string temporary_name(const std::string& path) {
-  return fmt::format("{}.tmp-{}", path, ::getpid());
-}
-
-void write_all(int fd, const std::string& path, const void* data, uint64_t bytes) {
-  const char* p = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t n = ::write(fd, p, std::min<uint64_t>(bytes, 1u << 30));
-    if (n < 0) {
-      if (errno == EINTR) continue;
-      fail("[file] cannot write {}: {}", path, reason());
-    }
-    p += n, bytes -= static_cast<uint64_t>(n);
-  }
 }
 
 }  // namespace
@@ -248,7 +226,7 @@ ModelTensors::ModelTensors(const std::string& directory) {
     const std::string index_path = (base / "model.safetensors.index.json").string();
     std::set<std::string> shards;
     try {
-      const json index = json::parse(read_whole_file(index_path));
+      const json index = json::parse(read_file(index_path));
       for (const auto& [tensor, shard] : index.at("weight_map").items()) {
         const std::string file = shard.get<std::string>();
         if (fs::path(file).filename() != fs::path(file))
@@ -362,7 +340,7 @@ void SafetensorsWriter::begin() {
 }
 
 void SafetensorsWriter::put(const void* data, uint64_t bytes) {
-  write_all(file_, temporary_, data, bytes);
+  write_all(file_, data, bytes, temporary_);
 }
 
 void SafetensorsWriter::write(std::string_view name, const void* data, int64_t bytes) {
@@ -380,13 +358,8 @@ void SafetensorsWriter::finish() {
   FRIT_CHECK(next_ == tensors_.size(), "[safetensors] {}: finished after {} of {} tensors", path_, next_,
              tensors_.size());
   if (file_ < 0) begin();
-  if (::fsync(file_) != 0) fail("[safetensors] cannot flush {}: {}", temporary_, reason());
-  if (::close(std::exchange(file_, -1)) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    const std::string why = reason();
-    ::unlink(temporary_.c_str());
-    fail("[safetensors] cannot write {}: {}", path_, why);
-  }
-  sync_directory_of(path_);
+  finish_file(file_, temporary_, path_);
+  ::close(std::exchange(file_, -1));
 }
 
 void save_safetensors(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
@@ -398,41 +371,6 @@ void save_safetensors(const std::string& path, const std::vector<std::pair<std::
   }
   for (const auto& [name, tensor] : tensors) writer.write(name, tensor.raw(), tensor.bytes());
   writer.finish();
-}
-
-void write_whole_file(const std::string& path, std::string_view text) {
-  const std::string temporary = temporary_name(path);
-  {
-    Descriptor d{::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
-    if (d.fd < 0) fail("[file] cannot create {}: {}", temporary, reason());
-    try {
-      write_all(d.fd, temporary, text.data(), text.size());
-      if (::fsync(d.fd) != 0) fail("[file] cannot flush {}: {}", temporary, reason());
-    } catch (...) {
-      ::unlink(temporary.c_str());
-      throw;
-    }
-  }
-  if (::rename(temporary.c_str(), path.c_str()) != 0) {
-    const std::string why = reason();
-    ::unlink(temporary.c_str());
-    fail("[file] cannot write {}: {}", path, why);
-  }
-  sync_directory_of(path);
-}
-
-std::string read_whole_file(const std::string& path) {
-  Descriptor d{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (d.fd < 0) fail("[file] cannot open {}: {}", path, reason());
-  std::string text;
-  char chunk[65536];
-  for (;;) {
-    const ssize_t n = ::read(d.fd, chunk, sizeof(chunk));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail("[file] cannot read {}: {}", path, reason());
-    if (n == 0) return text;
-    text.append(chunk, static_cast<size_t>(n));
-  }
 }
 
 }  // namespace frit

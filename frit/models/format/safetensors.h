@@ -106,9 +106,4 @@ class SafetensorsWriter {
 void save_safetensors(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
                       const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
-// Writes a small file atomically: temporary name, flush, rename. Errors: frit::Error with the path and the reason.
-void write_whole_file(const std::string& path, std::string_view text);
-// The whole of a small file. Errors: frit::Error with the path and the reason.
-std::string read_whole_file(const std::string& path);
-
 }  // namespace frit

@@ -1,4 +1,5 @@
 #include "frit/models/format/safetensors.h"
+#include "frit/core/file.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -146,7 +147,7 @@ TEST_F(SafetensorsTest, RefusesHostileFiles) {
 TEST_F(SafetensorsTest, EveryTruncationAndEveryFlippedHeaderByteIsRefusedOrRead) {
   float a[4] = {1, 2, 3, 4};
   save_safetensors(path(), {{"a", Tensor(a, DType::kF32, {2, 2})}});
-  const std::string whole = read_whole_file(path());
+  const std::string whole = read_file(path());
   for (size_t n = 0; n < whole.size(); n += 7) {
     std::ofstream(path("cut"), std::ios::binary) << whole.substr(0, n);
     EXPECT_NE(error_of(path("cut")), "") << n;
@@ -180,18 +181,18 @@ TEST_F(SafetensorsTest, ReadsShardsByTheirIndex) {
   }
   save_safetensors(path("model-1.safetensors"), {{"a", Tensor(a, DType::kF32, {1})}});
   save_safetensors(path("model-2.safetensors"), {{"b", Tensor(b, DType::kF32, {1})}});
-  write_whole_file(path("model.safetensors.index.json"),
-                   R"({"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}})");
+  write_file_atomically(path("model.safetensors.index.json"),
+                        R"({"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}})");
   const ModelTensors tensors(directory_.string());
   EXPECT_EQ(tensors.names(), (std::vector<std::string>{"a", "b"}));
   EXPECT_NE(tensors.find("b"), nullptr);
-  write_whole_file(path("model.safetensors.index.json"), R"({"weight_map":{"a":"../model-1.safetensors"}})");
+  write_file_atomically(path("model.safetensors.index.json"), R"({"weight_map":{"a":"../model-1.safetensors"}})");
   EXPECT_THROW(ModelTensors{directory_.string()}, Error);
-  write_whole_file(path("model.safetensors.index.json"), R"({"weights":{}})");
+  write_file_atomically(path("model.safetensors.index.json"), R"({"weights":{}})");
   EXPECT_THROW(ModelTensors{directory_.string()}, Error);
   save_safetensors(path("model-2.safetensors"), {{"a", Tensor(a, DType::kF32, {1})}});
-  write_whole_file(path("model.safetensors.index.json"),
-                   R"({"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}})");
+  write_file_atomically(path("model.safetensors.index.json"),
+                        R"({"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}})");
   EXPECT_THROW(ModelTensors{directory_.string()}, Error);
 }
 

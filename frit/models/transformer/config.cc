@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "frit/core/error.h"
+#include "frit/core/file.h"
 #include "frit/models/format/safetensors.h"
 
 namespace frit {
@@ -348,7 +349,7 @@ GenerationConfig GenerationConfig::from_json(std::string_view text, std::string_
 GenerationConfig GenerationConfig::read(const std::string& directory) {
   for (const char* name : {"generation_config.json", "config.json"}) {
     const std::string path = (std::filesystem::path(directory) / name).string();
-    if (std::filesystem::exists(path)) return from_json(read_whole_file(path), path);
+    if (std::filesystem::exists(path)) return from_json(read_file(path), path);
   }
   fail("[config] {} holds neither generation_config.json nor config.json", directory);
 }

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "frit/core/file.h"
 #include "frit/models/format/safetensors.h"
 #include "frit/ops/cross_keys_values/cross_keys_values.h"
 #include "frit/ops/gemm/gemm.h"
@@ -458,7 +459,7 @@ void Transformer::set_logits_bias(const std::vector<float>& values) {
 
 std::unique_ptr<Transformer> Transformer::load(const std::string& directory, const Options& options) {
   const std::string path = (std::filesystem::path(directory) / "config.json").string();
-  auto model = std::make_unique<Transformer>(TransformerConfig::from_json(read_whole_file(path), path), options);
+  auto model = std::make_unique<Transformer>(TransformerConfig::from_json(read_file(path), path), options);
   model->load_weights(directory);
   return model;
 }
@@ -570,8 +571,9 @@ void Transformer::save(const std::string& directory, const GenerationConfig& gen
   if (error) fail("[transformer] cannot create {}: {}", directory, error.message());
   const fs::path base(directory);
   save_weights((base / "model.safetensors").string(), dtype);
-  write_whole_file((base / "generation_config.json").string(), generation.to_json());
-  write_whole_file((base / "config.json").string(), config_.to_json(dtype == DType::kF32 ? "float32" : "bfloat16"));
+  write_file_atomically((base / "generation_config.json").string(), generation.to_json());
+  write_file_atomically((base / "config.json").string(),
+                        config_.to_json(dtype == DType::kF32 ? "float32" : "bfloat16"));
 }
 
 }  // namespace frit

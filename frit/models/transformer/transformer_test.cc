@@ -1,4 +1,5 @@
 #include "frit/models/transformer/transformer.h"
+#include "frit/core/file.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -630,7 +631,7 @@ TEST(Goldens, MarianGivesTransformersLogitsLossAndGradients) {
   for (const char* name : {"marian_tiny", "marian_separate", "marian_uneven"}) {
     Rig rig;
     const std::string directory = goldens() + name;
-    TransformerConfig c = without_dropout(TransformerConfig::from_json(read_whole_file(directory + "/config.json")));
+    TransformerConfig c = without_dropout(TransformerConfig::from_json(read_file(directory + "/config.json")));
     Transformer model(c, {.training = true});
     model.load_weights(directory);
     const SafetensorsFile golden(directory + "/goldens.safetensors");

@@ -268,9 +268,8 @@ PackedWeight::PackedWeight(Context& context, const Tensor& w) : n_(0), k_(0) {
   n_ = w.dim(0), k_ = w.dim(1);
   const GemmTile tile = gemm_tile();
   const int64_t panels = ceil_div(n_, tile.cols);
-  const size_t bytes = align_up(static_cast<size_t>(std::max<int64_t>(1, panels * tile.cols * k_)) * sizeof(float));
-  data_ = static_cast<float*>(std::aligned_alloc(kAlignment, bytes));
-  if (!data_) throw std::bad_alloc();
+  const size_t bytes = static_cast<size_t>(std::max<int64_t>(1, panels * tile.cols * k_)) * sizeof(float);
+  data_ = reinterpret_cast<float*>(allocate_block(bytes).release());
   const GemmMatrix b{w.raw(), w.dtype(), w.row_stride(), true};
   context.pool().run(panels, [&](int64_t panel, int) {
     const int64_t from = panel * tile.cols;
