@@ -193,7 +193,7 @@ TEST_F(TrainerTest, MaterialisedAttentionTrainsUnplannedToTheSameLoss) {
   const TrainResult materialised = Trainer(c, output).run();
   EXPECT_EQ(materialised.updates, 7);
   EXPECT_NEAR(*materialised.loss, *flash.loss, 1e-3 * *flash.loss);
-  EXPECT_NE(log.str().find("come from the heap"), std::string::npos) << log.str();
+  EXPECT_NE(log.str().find("temporaries from the heap"), std::string::npos) << log.str();
 }
 
 // `sentences` of 10 source and 10 target tokens.
