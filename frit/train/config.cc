@@ -42,12 +42,12 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        {"", "relu", "gelu", "gelu_new", "swish"}},
       {"model.norm",
        &m.norm,
-       "LayerNorm after each sublayer (post) or before it (pre); empty takes the preset's. transformers cannot load "
-       "pre.",
+       "LayerNorm after each sublayer (post) or before it (pre); empty takes the preset's. transformers has no pre-LN "
+       "Marian.",
        {"", "post", "pre"}},
       {"model.positions",
        &m.positions,
-       "Position embeddings; empty takes the preset's. transformers cannot load learned ones.",
+       "Position embeddings; empty takes the preset's. transformers has no Marian model with learned ones.",
        {"", "sinusoidal", "learned"}},
       {"model.embeddings",
        &m.embeddings,

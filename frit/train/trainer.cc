@@ -163,7 +163,7 @@ struct Trainer::Impl {
   int64_t saved_attempts = -1;  // attempts at the last checkpoint
   Clock::time_point resumed_at;
   double seconds_before = 0;
-  double last_norm = 0;
+  std::optional<double> last_norm;  // of this process's last update: a finished run that is run again has none
 
   Impl(TrainConfig c, TrainerOutput o, TrainerHooks h)
       : config(std::move(c)),
@@ -416,15 +416,15 @@ void Trainer::Impl::log_metrics() {
   entry.loss = state.window_loss / static_cast<double>(state.window_tokens);
   entry.lr = learning_rate(schedule, std::max<int64_t>(1, state.updates));
   const double now = seconds(), elapsed = now - state.window_seconds;
-  if (elapsed > 0) entry.tokens_per_s = static_cast<double>(state.window_tokens) / elapsed;
-  entry.grad_norm = last_norm;
+  if (elapsed > 0 && last_norm) entry.tokens_per_s = static_cast<double>(state.window_tokens) / elapsed;
+  if (last_norm) entry.grad_norm = *last_norm;
   entry.target_tokens = state.target_tokens;
   append(entry);
   if (tensorboard) {
     const double wall = wall_time();
     tensorboard->scalar("train/loss", *entry.loss, state.updates, wall);
     tensorboard->scalar("train/learning_rate", *entry.lr, state.updates, wall);
-    tensorboard->scalar("train/grad_norm", last_norm, state.updates, wall);
+    if (last_norm) tensorboard->scalar("train/grad_norm", *last_norm, state.updates, wall);
     if (entry.tokens_per_s) tensorboard->scalar("train/tokens_per_s", *entry.tokens_per_s, state.updates, wall);
   }
   state.window_loss = 0, state.window_tokens = 0, state.window_seconds = now;
