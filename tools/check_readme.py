@@ -47,7 +47,7 @@ def main():
         problems.append("README.md: its C++ program is not in examples/translate.cc")
     if "```\n" + read("examples/translate.txt") + "```" not in readme:
         problems.append("README.md: what examples/translate.txt holds is not shown as the program's output")
-    sys.exit("\n".join(problems))
+    sys.exit("\n".join(problems) or 0)
 
 
 main()
