@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "frit/backend/gpu.h"
 #include "frit/core/philox.h"
 #include "frit/core/tensor.h"
 #include "frit/core/thread_pool.h"
@@ -15,12 +16,14 @@ namespace frit {
 
 class Context {
  public:
-  // pool and memory must outlive the context.
-  Context(ThreadPool& pool, Memory& memory) : pool_(pool), memory_(memory) {}
+  // All must outlive the context. With a gpu, operators run there and memory is the gpu's.
+  Context(ThreadPool& pool, Memory& memory, Gpu* gpu = nullptr) : pool_(pool), memory_(memory), gpu_(gpu) {}
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  Device device() const { return Device::kCpu; }
+  Device device() const { return gpu_ ? gpu_->device() : Device::kCpu; }
+  bool on_gpu() const { return gpu_ != nullptr; }
+  Gpu& gpu() const { return *gpu_; }  // only if on_gpu()
   ThreadPool& pool() const { return pool_; }
   Memory& memory() const { return memory_; }
 
@@ -54,6 +57,7 @@ class Context {
  private:
   ThreadPool& pool_;
   Memory& memory_;
+  Gpu* gpu_;
   PhiloxKey key_;
   uint32_t stream_ = 0;
   std::map<std::string, std::string, std::less<>> forced_;
