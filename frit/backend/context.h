@@ -1,5 +1,5 @@
-// Context: what an operator runs on. Device, threads, temporary memory, random-number key, and forced choices. No globals:
-// two models with a Context each live side by side.
+// Context: what an operator runs on. Device, threads, temporary memory, random-number key, and forced choices. No
+// globals: two models with a Context each live side by side.
 #pragma once
 #include <functional>
 #include <map>
@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "frit/backend/gpu.h"
+#include "frit/backend/tuning.h"
 #include "frit/core/philox.h"
 #include "frit/core/tensor.h"
 #include "frit/core/thread_pool.h"
@@ -35,19 +36,24 @@ class Context {
   void set_random(uint32_t seed, uint32_t step, uint32_t stream = 0) { key_ = {seed, step}, stream_ = stream; }
   Dropout dropout(float p_drop, uint32_t site) const { return {p_drop, site, stream_, key_}; }
 
-  // Forces an operator's implementation by name ("attention" -> "flash"); the operator throws if it refuses. Empty: free.
+  // Forces an operator's implementation by name ("attention" -> "flash"); the operator throws if it refuses. Empty:
+  // free.
   void force(std::string_view op, std::string_view implementation) { forced_[std::string(op)] = implementation; }
   std::string_view forced(std::string_view op) const {
     auto it = forced_.find(op);
     return it == forced_.end() ? std::string_view() : std::string_view(it->second);
   }
-  // Operators with several implementations note which one ran, so that a test can see a fallback. `implementation` must be
-  // a literal.
+  // Operators with several implementations note which one ran, so that a test can see a fallback. `implementation` must
+  // be a literal.
   void note_used(const char* op, const char* implementation) { used_[op] = implementation; }
   std::string_view used(std::string_view op) const {
     auto it = used_.find(op);
     return it == used_.end() ? std::string_view() : std::string_view(it->second);
   }
+  // What timing found on this GPU; must outlive the context. None: the operators' own rules choose.
+  void set_tuning(const Tuning* tuning) { tuning_ = tuning; }
+  const Tuning* tuning() const { return tuning_; }
+
   // Receives one line for everything a user should hear of (a fallback and its reason). Silent by default.
   std::function<void(std::string_view)> on_notice;
   void notice(std::string_view text) const {
@@ -58,6 +64,7 @@ class Context {
   ThreadPool& pool_;
   Memory& memory_;
   Gpu* gpu_;
+  const Tuning* tuning_ = nullptr;
   PhiloxKey key_;
   uint32_t stream_ = 0;
   std::map<std::string, std::string, std::less<>> forced_;

@@ -1,7 +1,9 @@
 // Gpu: what a Context needs of a GPU. backend/cuda implements it on NVIDIA's run time, backend/sim on the simulator.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "frit/core/device_memory.h"
 
@@ -17,6 +19,9 @@ class Gpu : public DeviceMemory {
   virtual void* stream() const = 0;
   // Waits for all work. Errors: frit::Error if the device reports one.
   virtual void synchronize() = 0;
+  // Runs work() once, captures it as a graph, replays that `replays` times, and returns the microseconds each replay
+  // took by the device's own clock. Errors: frit::Error in the simulator, which has no clock.
+  virtual std::vector<double> time_graph(const std::function<void()>& work, int replays) = 0;
   // Kernels launched since the Gpu was made.
   int64_t launches() const { return launches_; }
 

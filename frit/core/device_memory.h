@@ -6,7 +6,8 @@
 
 namespace frit {
 
-// Memory of one device. Copies and fills are ordered with what the device was told to do before, and done when they return.
+// Memory of one device. Copies and fills are ordered with what the device was told to do before, and done when they
+// return.
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;

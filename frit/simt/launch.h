@@ -27,17 +27,52 @@ simt::Global<T> global(const Tensor& t) {
 template <typename F>
 void dispatch_float(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::kF32: return f(float());
-    case DType::kBF16: return f(bfloat16());
-    case DType::kF16: return f(float16());
-    default: fail_argument("[dispatch] {} is no floating-point type of a GPU kernel", name_of(dtype));
+    case DType::kF32:
+      return f(float());
+    case DType::kBF16:
+      return f(bfloat16());
+    case DType::kF16:
+      return f(float16());
+    default:
+      fail_argument("[dispatch] {} is no floating-point type of a GPU kernel", name_of(dtype));
   }
 }
 
+// Which of an operator's kernel instances runs: the one that is forced by name, else what timing found for `key` (a
+// shape), else `fallback`. `op` names operator and direction ("layer_norm_forward"). Notes what it chose
+// (Context::used). accepts(i): can instance i run this shape? A tuned one that cannot gives way to the fallback, with a
+// notice. Errors: std::invalid_argument if the forced one is unknown or cannot run this shape.
+template <int n, typename Accepts>
+int choose_instance(Context& context, const char* op, std::string_view key, const char* const (&names)[n], int fallback,
+                    Accepts&& accepts) {
+  const auto index_of = [&](std::string_view name) {
+    for (int i = 0; i < n; ++i)
+      if (name == names[i]) return i;
+    return -1;
+  };
+  int chosen = fallback;
+  if (const std::string_view forced = context.forced(op); !forced.empty()) {
+    chosen = index_of(forced);
+    FRIT_CHECK(chosen >= 0, "[{}] has no instance {}", op, forced);
+    FRIT_CHECK(accepts(chosen), "[{}] instance {} cannot run {}", op, forced, key);
+  } else if (context.tuning()) {
+    if (const std::string_view tuned = context.tuning()->find(op, key); !tuned.empty()) {
+      const int i = index_of(tuned);
+      if (i >= 0 && accepts(i))
+        chosen = i;
+      else
+        context.notice(
+            fmt::format("{}: the tuned instance {} cannot run {}; {} does", op, tuned, key, names[fallback]));
+    }
+  }
+  context.note_used(op, names[chosen]);
+  return chosen;
+}
+
 #ifdef __CUDACC__
-// Starts kernel(arguments...). Its start may overlap the end of the kernel before it (programmatic dependent launch): it waits at
-// wait_for_previous(). blocks == 0 launches nothing. Nothing is launched while the context plans.
-// Errors: frit::Error naming the kernel, its grid and the GPU if the launch fails.
+// Starts kernel(arguments...). Its start may overlap the end of the kernel before it (programmatic dependent launch):
+// it waits at wait_for_previous(). blocks == 0 launches nothing. Nothing is launched while the context plans. Errors:
+// frit::Error naming the kernel, its grid and the GPU if the launch fails.
 template <typename... P, typename... A>
 void launch(Context& context, const char* name, void (*kernel)(P...), const Launch& shape, A&&... arguments) {
   if (shape.blocks == 0 || context.planning()) return;
@@ -53,12 +88,13 @@ void launch(Context& context, const char* name, void (*kernel)(P...), const Laun
   config.numAttrs = 1;
   const auto check = [&](cudaError_t error) {
     if (error != cudaSuccess)
-      fail("[{}] cannot launch {} blocks of {} threads with {} bytes of shared memory on {}: {}", name, shape.blocks, shape.threads,
-           shape.shared_bytes, context.gpu().name(), cudaGetErrorString(error));
+      fail("[{}] cannot launch {} blocks of {} threads with {} bytes of shared memory on {}: {}", name, shape.blocks,
+           shape.threads, shape.shared_bytes, context.gpu().name(), cudaGetErrorString(error));
   };
   if (shape.blocks > 0x7fffffff) check(cudaErrorInvalidConfiguration);
   if (shape.shared_bytes > 48 * 1024)
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes)));
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shape.shared_bytes)));
   check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...));
   Launcher::count(context.gpu());
 }

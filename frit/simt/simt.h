@@ -1,8 +1,10 @@
-// The words kernels are written in. A cuda.cu includes this header, and nothing of CUDA's own; it compiles unchanged for the GPU
-// (nvcc) and for the simulator (the host compiler), where each word also counts and checks (frit/backend/sim/machine.h).
+// The words kernels are written in. A cuda.cu includes this header, and nothing of CUDA's own; it compiles unchanged
+// for the GPU (nvcc) and for the simulator (the host compiler), where each word also counts and checks
+// (frit/backend/sim/machine.h).
 //
-// A kernel is a function `template <...> FRIT_KERNEL(max threads a block, min blocks a multiprocessor) name_kernel(arguments)`
-// that begins with wait_for_previous() and touches memory through load and store alone. launch() starts it.
+// A kernel is a function `template <...> FRIT_KERNEL(max threads a block, min blocks a multiprocessor)
+// name_kernel(arguments)` that begins with wait_for_previous() and touches memory through load and store alone.
+// launch() starts it.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -46,27 +48,36 @@ constexpr int kVecOf = 16 / sizeof(T);
 //   barrier()                      all threads of the block
 //   warp_barrier(mask)             the lanes of mask; orders their memory accesses, which shuffles do not
 //   wait_for_previous()            first word of every kernel: earlier kernels' writes are visible behind it
-//   shuffle, shuffle_xor, shuffle_down, shuffle_up, ballot        of the lanes of mask; each must be reached by all of them
-//   Global<T>                      pointer into a tensor; + moves it; false when the operand was not given
-//   load<cache>(g, i) store<cache>(g, i, x) load_vec<N, cache>(g, i) store_vec<N, cache>(g, i, v)   vectors must be aligned
-//   atomic_add atomic_max atomic_or
-//   shared_array<T>(offset bytes)  the block's dynamic shared memory; load, store, load_vec, store_vec, atomic_add on Shared<T>
-//   copy_async16(shared, i, global, j, valid) copy_async_commit() copy_async_wait<groups left>()   16 bytes, zeros when !valid
-//   ldmatrix_x4 ldmatrix_x4_transposed ldmatrix_x2 ldmatrix_x2_transposed    8x8 matrices of 16-bit elements
-//   mma_m16n8k16<bfloat16 | float16>(d, a, b)                     d += a b, fp32 accumulation
-//   exp2_fast log2_fast reciprocal_fast rsqrt tanh_fast           to about 2 ulp (tanh_fast: 5e-4 relative)
-//   convert<T>(float) pack2(T(), low, high)                       round to nearest even
-//   find_first_set count_bits leading_zeros
-//   last_block(counter, scratch)   true in all threads of the block that comes last; 2 barriers (see there)
+//   shuffle, shuffle_xor, shuffle_down, shuffle_up, ballot        of the lanes of mask; each must be reached by all of
+//   them Global<T>                      pointer into a tensor; + moves it; false when the operand was not given
+//   load<cache>(g, i) store<cache>(g, i, x) load_vec<N, cache>(g, i) store_vec<N, cache>(g, i, v)   vectors must be
+//   aligned atomic_add atomic_max atomic_or shared_array<T>(offset bytes)  the block's dynamic shared memory; load,
+//   store, load_vec, store_vec, atomic_add on Shared<T> copy_async16(shared, i, global, j, valid) copy_async_commit()
+//   copy_async_wait<groups left>()   16 bytes, zeros when !valid ldmatrix_x4 ldmatrix_x4_transposed ldmatrix_x2
+//   ldmatrix_x2_transposed    8x8 matrices of 16-bit elements mma_m16n8k16<bfloat16 | float16>(d, a, b) d += a b, fp32
+//   accumulation exp2_fast log2_fast reciprocal_fast rsqrt tanh_fast           to about 2 ulp (tanh_fast: 5e-4
+//   relative) convert<T>(float) pack2(T(), low, high)                       round to nearest even find_first_set
+//   count_bits leading_zeros last_block(counter, scratch)   true in all threads of the block that comes last; 2
+//   barriers (see there)
 
 namespace frit::simt {
 
-FRIT_DEVICE int lane() { return thread_index() & 31; }
-FRIT_DEVICE int warp() { return thread_index() >> 5; }
-FRIT_DEVICE int warp_count() { return thread_count() >> 5; }
+FRIT_DEVICE int lane() {
+  return thread_index() & 31;
+}
+FRIT_DEVICE int warp() {
+  return thread_index() >> 5;
+}
+FRIT_DEVICE int warp_count() {
+  return thread_count() >> 5;
+}
 
-FRIT_DEVICE float exp_fast(float x) { return exp2_fast(x * 1.4426950408889634f); }
-FRIT_DEVICE float log_fast(float x) { return log2_fast(x) * 0.6931471805599453f; }
+FRIT_DEVICE float exp_fast(float x) {
+  return exp2_fast(x * 1.4426950408889634f);
+}
+FRIT_DEVICE float log_fast(float x) {
+  return log2_fast(x) * 0.6931471805599453f;
+}
 
 template <typename T, int N>
 FRIT_DEVICE Vec<float, N> to_float(const Vec<T, N>& x) {
@@ -124,8 +135,8 @@ FRIT_DEVICE void store_span(const Global<T>& row, int64_t column, int64_t column
 
 // ---- Reductions ----
 
-// Sum (maximum) over the `width` neighbouring lanes that share lane / width; width a power of two up to 32. All lanes of
-// the warp take part; every one gets the result, the same bits in each. Cost: log2(width) shuffles, no barrier.
+// Sum (maximum) over the `width` neighbouring lanes that share lane / width; width a power of two up to 32. All lanes
+// of the warp take part; every one gets the result, the same bits in each. Cost: log2(width) shuffles, no barrier.
 template <int width = 32>
 FRIT_DEVICE float warp_sum(float x) {
   FRIT_UNROLL
@@ -182,7 +193,8 @@ FRIT_DEVICE uint32_t dropout_keep(const Dropout& d, int64_t row, int64_t column,
     const PhiloxBlock block = philox(d.key, static_cast<uint32_t>(g), static_cast<uint32_t>(row), lane_word, d.site);
     uint32_t bits = 0;
     FRIT_UNROLL
-    for (int i = 0; i < 8; ++i) bits |= static_cast<uint32_t>((block.v[i / 2] >> (16 * (i % 2)) & 0xffffu) >= threshold) << i;
+    for (int i = 0; i < 8; ++i)
+      bits |= static_cast<uint32_t>((block.v[i / 2] >> (16 * (i % 2)) & 0xffffu) >= threshold) << i;
     keep |= shift >= 0 ? bits << shift : bits >> -shift;
   };
   add(group, -first);

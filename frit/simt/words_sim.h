@@ -14,14 +14,28 @@
 
 namespace frit::simt {
 
-FRIT_DEVICE int thread_index() { return sim::place().thread; }
-FRIT_DEVICE int thread_count() { return sim::place().threads; }
-FRIT_DEVICE int64_t block_index() { return sim::place().block; }
-FRIT_DEVICE int64_t block_count() { return sim::place().blocks; }
+FRIT_DEVICE int thread_index() {
+  return sim::place().thread;
+}
+FRIT_DEVICE int thread_count() {
+  return sim::place().threads;
+}
+FRIT_DEVICE int64_t block_index() {
+  return sim::place().block;
+}
+FRIT_DEVICE int64_t block_count() {
+  return sim::place().blocks;
+}
 
-FRIT_DEVICE void barrier() { sim::barrier(); }
-FRIT_DEVICE void warp_barrier(uint32_t mask = kFullMask) { sim::warp_barrier(mask); }
-FRIT_DEVICE void wait_for_previous() { sim::wait_for_previous(); }
+FRIT_DEVICE void barrier() {
+  sim::barrier();
+}
+FRIT_DEVICE void warp_barrier(uint32_t mask = kFullMask) {
+  sim::warp_barrier(mask);
+}
+FRIT_DEVICE void wait_for_previous() {
+  sim::wait_for_previous();
+}
 
 namespace detail {
 template <typename T>
@@ -129,7 +143,9 @@ class Shared {
  public:
   Shared() = default;
   explicit Shared(int64_t offset_bytes) : offset_(offset_bytes) {}
-  FRIT_DEVICE Shared operator+(int64_t elements) const { return Shared(offset_ + elements * static_cast<int64_t>(sizeof(T))); }
+  FRIT_DEVICE Shared operator+(int64_t elements) const {
+    return Shared(offset_ + elements * static_cast<int64_t>(sizeof(T)));
+  }
   FRIT_DEVICE int64_t offset(int64_t i) const { return offset_ + i * static_cast<int64_t>(sizeof(T)); }
 
  private:
@@ -173,7 +189,9 @@ template <typename T, typename U>
 FRIT_DEVICE void copy_async16(const Shared<T>& to, int64_t i, const Global<U>& from, int64_t j, bool valid = true) {
   sim::copy_async(to.offset(i), from.raw() + j, 16, valid ? 16 : 0, from.region());
 }
-FRIT_DEVICE void copy_async_commit() { sim::commit_async(); }
+FRIT_DEVICE void copy_async_commit() {
+  sim::commit_async();
+}
 template <int groups_left>
 FRIT_DEVICE void copy_async_wait() {
   sim::wait_async(groups_left);
@@ -222,8 +240,11 @@ FRIT_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint3
   std::memcpy(mine.a, a, sizeof(a));
   std::memcpy(mine.b, b, sizeof(b));
   const sim::Slot* slots = sim::gather(kFullMask, "mma_m16n8k16", &mine, sizeof(mine));
-  const auto half = [](uint32_t pair, int which) { return static_cast<float>(T::from_bits(static_cast<uint16_t>(pair >> (16 * which)))); };
-  // Where the fragments lie (PTX ISA, mma.m16n8k16): A row g = lane / 4 and g + 8, columns 2 (lane % 4) + {0, 1} and + 8.
+  const auto half = [](uint32_t pair, int which) {
+    return static_cast<float>(T::from_bits(static_cast<uint16_t>(pair >> (16 * which))));
+  };
+  // Where the fragments lie (PTX ISA, mma.m16n8k16): A row g = lane / 4 and g + 8, columns 2 (lane % 4) + {0, 1} and
+  // + 8.
   const auto a_at = [&](int row, int k) {
     const int lane = row % 8 * 4 + k % 8 / 2;
     return half(detail::slot_value<Fragments>(slots[lane]).a[row / 8 + k / 8 * 2], k % 2);
@@ -241,11 +262,21 @@ FRIT_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint3
   }
 }
 
-FRIT_DEVICE float exp2_fast(float x) { return std::exp2(x); }
-FRIT_DEVICE float log2_fast(float x) { return std::log2(x); }
-FRIT_DEVICE float reciprocal_fast(float x) { return 1.0f / x; }
-FRIT_DEVICE float rsqrt(float x) { return 1.0f / std::sqrt(x); }
-FRIT_DEVICE float tanh_fast(float x) { return std::tanh(x); }
+FRIT_DEVICE float exp2_fast(float x) {
+  return std::exp2(x);
+}
+FRIT_DEVICE float log2_fast(float x) {
+  return std::log2(x);
+}
+FRIT_DEVICE float reciprocal_fast(float x) {
+  return 1.0f / x;
+}
+FRIT_DEVICE float rsqrt(float x) {
+  return 1.0f / std::sqrt(x);
+}
+FRIT_DEVICE float tanh_fast(float x) {
+  return std::tanh(x);
+}
 FRIT_DEVICE uint32_t pack2(bfloat16, float low, float high) {
   return bfloat16(low).bits | static_cast<uint32_t>(bfloat16(high).bits) << 16;
 }
@@ -256,9 +287,15 @@ template <typename T>
 FRIT_DEVICE T convert(float x) {
   return T(x);
 }
-FRIT_DEVICE int find_first_set(uint32_t x) { return x ? std::countr_zero(x) + 1 : 0; }
-FRIT_DEVICE int count_bits(uint32_t x) { return std::popcount(x); }
-FRIT_DEVICE int leading_zeros(uint32_t x) { return std::countl_zero(x); }
+FRIT_DEVICE int find_first_set(uint32_t x) {
+  return x ? std::countr_zero(x) + 1 : 0;
+}
+FRIT_DEVICE int count_bits(uint32_t x) {
+  return std::popcount(x);
+}
+FRIT_DEVICE int leading_zeros(uint32_t x) {
+  return std::countl_zero(x);
+}
 
 FRIT_DEVICE bool last_block(const Global<uint32_t>& counter, const Shared<uint32_t>& scratch) {
   barrier();

@@ -1,8 +1,8 @@
 // The SIMT simulator: runs kernels on the CPU, one fiber a thread, and checks what a GPU would let pass.
-// It counts what a kernel requests, and throws sim::Fault, naming kernel, block and thread, on: access outside of a tensor or
-// misaligned; a read of memory nothing wrote; a race (two threads touch an element, one writes, and no barrier orders them);
-// a barrier or collective that not all of its threads reach, or reach at different places; launch limits; a global access
-// before wait_for_previous(). Kernels use it through the words of frit/simt alone.
+// It counts what a kernel requests, and throws sim::Fault, naming kernel, block and thread, on: access outside of a
+// tensor or misaligned; a read of memory nothing wrote; a race (two threads touch an element, one writes, and no
+// barrier orders them); a barrier or collective that not all of its threads reach, or reach at different places; launch
+// limits; a global access before wait_for_previous(). Kernels use it through the words of frit/simt alone.
 #pragma once
 #include <cstdint>
 #include <stdexcept>
@@ -16,25 +16,26 @@ struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What kernels did since reset_counts(). Bytes are those the source requests; sectors are the 32-byte pieces that one access
-// of a warp touches (lanes' n-th accesses between two synchronisations belong together: exact for convergent code).
+// What kernels did since reset_counts(). Bytes are those the source requests; sectors are the 32-byte pieces that one
+// access of a warp touches (lanes' n-th accesses between two synchronisations belong together: exact for convergent
+// code).
 struct Counts {
   int64_t launches = 0;
   int64_t blocks = 0;
-  int64_t barriers = 0;            // per launch, the most that one block passed; added over launches
-  int64_t collectives = 0;         // warp collectives completed (shuffles, votes, products)
-  int64_t read_bytes = 0, written_bytes = 0;      // global memory, atomics apart
+  int64_t barriers = 0;                       // per launch, the most that one block passed; added over launches
+  int64_t collectives = 0;                    // warp collectives completed (shuffles, votes, products)
+  int64_t read_bytes = 0, written_bytes = 0;  // global memory, atomics apart
   int64_t read_sectors = 0, written_sectors = 0;
-  int64_t atomics = 0;             // by thread
-  int64_t shared_accesses = 0;     // by warp
-  int64_t shared_rounds = 0;       // bank conflicts: rounds above accesses
+  int64_t atomics = 0;          // by thread
+  int64_t shared_accesses = 0;  // by warp
+  int64_t shared_rounds = 0;    // bank conflicts: rounds above accesses
 };
 
 enum class Order { kForward, kReversed };
 enum class Access : uint8_t { kRead, kWrite, kAtomic };
 
-struct Region;   // one live tensor and its shadow
-struct Thread;   // one simulated thread
+struct Region;  // one live tensor and its shadow
+struct Thread;  // one simulated thread
 class Machine;
 
 // The simulated GPU. Launch limits are Hopper's (1024 threads, 227 KB shared memory a block); 4 multiprocessors.
@@ -48,14 +49,18 @@ class SimGpu : public Gpu {
   int64_t shared_bytes_limit() const override { return 227 * 1024; }
   void* stream() const override { return nullptr; }
   void synchronize() override {}
+  std::vector<double> time_graph(const std::function<void()>&, int) override {
+    fail("[simulator] has no clock: timing needs a GPU");
+  }
   void* allocate(size_t bytes) override;
   void release(void* p) noexcept override;
-  void upload(void* device, const void* host, size_t bytes) override;    // marks the bytes written
-  void download(void* host, const void* device, size_t bytes) override;  // does not check: outputs start as NaN in tests
-  void fill(void* device, unsigned char byte, size_t bytes) override;    // marks the bytes written
-  void poison(void* device, size_t bytes) override;                      // NaN patterns; marks the bytes unwritten
-  // Kernels may touch only memory between born and died. Nothing of it is written at first. Elements are as large as the
-  // dtype says: the shadow has one cell an element.
+  void upload(void* device, const void* host, size_t bytes) override;  // marks the bytes written
+  void download(void* host, const void* device,
+                size_t bytes) override;                                // does not check: outputs start as NaN in tests
+  void fill(void* device, unsigned char byte, size_t bytes) override;  // marks the bytes written
+  void poison(void* device, size_t bytes) override;                    // NaN patterns; marks the bytes unwritten
+  // Kernels may touch only memory between born and died. Nothing of it is written at first. Elements are as large as
+  // the dtype says: the shadow has one cell an element.
   void born(void* p, size_t bytes, DType dtype) override;
   void died(void* p) noexcept override;
   // Blocks run in this order from now on. Correct kernels give the same bits in both.
@@ -77,7 +82,7 @@ class SimGpu : public Gpu {
 
 // ---- What the words of frit/simt call; all of them inside a running kernel. ----
 struct Place {
-  int thread, threads;      // of the block
+  int thread, threads;  // of the block
   int64_t block, blocks;
 };
 const Place& place();
@@ -87,8 +92,8 @@ void wait_for_previous();
 // After this the block is ordered behind all other blocks' accesses that came before their own call (last block done).
 void join_after_all_blocks();
 
-// The lanes of `mask` meet: each gives `bytes` (at most kSlotBytes), and gets a pointer to the 32 lanes' slots, valid until
-// the lane's next collective. `what` (a literal) names the collective: lanes that meet at different ones throw.
+// The lanes of `mask` meet: each gives `bytes` (at most kSlotBytes), and gets a pointer to the 32 lanes' slots, valid
+// until the lane's next collective. `what` (a literal) names the collective: lanes that meet at different ones throw.
 constexpr int kSlotBytes = 64;
 struct Slot {
   alignas(16) unsigned char bytes[kSlotBytes];
@@ -99,7 +104,8 @@ const Slot* gather(uint32_t mask, const char* what, const void* value, int bytes
 void touch_global(const void* p, int bytes, Access access, Region*& region);
 // Checks and counts one access to the block's shared memory; returns its address. element_bytes is 2 or more.
 unsigned char* touch_shared(int64_t offset, int bytes, Access access);
-// An asynchronous copy of 4, 8 or 16 bytes: its bytes land when wait_async lets its group through. bytes_valid < bytes fills with zeros.
+// An asynchronous copy of 4, 8 or 16 bytes: its bytes land when wait_async lets its group through. bytes_valid < bytes
+// fills with zeros.
 void copy_async(int64_t shared_offset, const void* from, int bytes, int bytes_valid, Region*& region);
 void commit_async();
 void wait_async(int groups_left);
