@@ -167,7 +167,8 @@ criterion_forward_row_per_warp_kernel(Global<T> logits, int64_t stride, int colu
   if (dead(label, columns)) {
     if (lane() == 0) store(loss, r, dead_losses(label).loss), store(nll, r, dead_losses(label).nll);
     if (scale)
-      for (int j = 0; column_of(j) < columns; ++j) store_span<N>(row, column_of(j), columns, from_float<T>(Vec<float, N>{}));
+      for (int j = 0; column_of(j) < columns; ++j)
+        store_span<N>(row, column_of(j), columns, from_float<T>(Vec<float, N>{}));
     return;
   }
   Vec<T, N> x[kWarpVectors];
@@ -270,7 +271,8 @@ criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int col
       if (me == 0) store(loss, r, dead_losses(label).loss), store(nll, r, dead_losses(label).nll);
       for (int v = me; v < vectors || v < next_vectors; v += threads) {
         if (scale && v < vectors)
-          store_span<N, Cache::kStream>(row, static_cast<int64_t>(v) * N - shift, columns, from_float<T>(Vec<float, N>{}));
+          store_span<N, Cache::kStream>(row, static_cast<int64_t>(v) * N - shift, columns,
+                                        from_float<T>(Vec<float, N>{}));
         if (v < next_vectors) fetch_whole(next_row, next_shift, v);
       }
     } else {
@@ -293,7 +295,8 @@ criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int col
         const float about = top * kLog2E;
         for (int v = me; v < vectors; v += threads) {
           const int column = v * N - shift;
-          const Vec<float, N> x = values<has_bias>(load_vec<N>(held, static_cast<int64_t>(v) * N), bias, column, columns);
+          const Vec<float, N> x =
+              values<has_bias>(load_vec<N>(held, static_cast<int64_t>(v) * N), bias, column, columns);
           each_inside<N>(column, columns, [&](int i) { slots[i] += exponential(x[i], about), totals[i] += x[i]; });
         }
         sums = warp_sum_whole(whole_numbers(slots, totals, fmaxf(fabsf(top), fabsf(bottom))));
@@ -339,12 +342,10 @@ criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int col
 }
 
 // ---- A block a row that is read twice ----
-constexpr int kTwoPassThreads = 512;
-
 // A thread has the columns (thread + k * threads) * N on, aligned or not: bits do not depend on where a row lies.
 // Maximum and sum are found together: a larger maximum scales what was summed before it.
 template <typename T>
-FRIT_KERNEL(kTwoPassThreads, 2)
+FRIT_KERNEL(kCriterionTwoPassThreads, 2)
 criterion_forward_row_twice_kernel(Global<T> logits, int64_t stride, int columns, Bias<T> bias,
                                    Global<const int32_t> labels, float smoothing, Global<const float> scale,
                                    Global<float> loss, Global<float> nll) {
@@ -364,7 +365,8 @@ criterion_forward_row_twice_kernel(Global<T> logits, int64_t stride, int columns
   }
   float top = -INFINITY, sum = 0, total = 0;
   for (int v = me; v < vectors; v += threads) {
-    const Vec<float, N> x = values<true>(load_span<N>(row, static_cast<int64_t>(v) * N, columns, T()), bias, v * N, columns);
+    const Vec<float, N> x =
+        values<true>(load_span<N>(row, static_cast<int64_t>(v) * N, columns, T()), bias, v * N, columns);
     float most = top;
     each_inside<N>(v * N, columns, [&](int i) { most = fmaxf(most, x[i]); });
     const float about = most == -INFINITY ? 0.0f : most * kLog2E;
@@ -378,7 +380,8 @@ criterion_forward_row_twice_kernel(Global<T> logits, int64_t stride, int columns
   };
   const float warp_top = warp_max(top);
   sum = warp_sum(scaled(sum, top, warp_top)), total = warp_sum(total);
-  if (lane() == 0) store(scratch, warp(), warp_top), store(scratch, 32 + warp(), sum), store(scratch, 64 + warp(), total);
+  if (lane() == 0)
+    store(scratch, warp(), warp_top), store(scratch, 32 + warp(), sum), store(scratch, 64 + warp(), total);
   const bool mine = label / N % threads == me;
   float label_logit = 0;
   if (mine) {
@@ -396,7 +399,8 @@ criterion_forward_row_twice_kernel(Global<T> logits, int64_t stride, int columns
   if (scale) {
     const Gradient gradient(result, smoothing, s, columns);
     for (int v = me; v < vectors; v += threads) {
-      Vec<float, N> x = values<true>(load_span<N>(row, static_cast<int64_t>(v) * N, columns, T()), bias, v * N, columns);
+      Vec<float, N> x =
+          values<true>(load_span<N>(row, static_cast<int64_t>(v) * N, columns, T()), bias, v * N, columns);
       FRIT_UNROLL
       for (int i = 0; i < N; ++i) x[i] = gradient(x[i]);
       store_span<N, Cache::kStream>(row, static_cast<int64_t>(v) * N, columns, from_float<T>(x));
@@ -409,10 +413,6 @@ criterion_forward_row_twice_kernel(Global<T> logits, int64_t stride, int columns
   }
 }
 
-// Columns of the longest row that a warp holds, wherever it begins.
-template <typename T>
-constexpr int64_t kWarpColumns = kWarpVectors * kWarpSize * kVecOf<T> - (kVecOf<T> - 1);
-
 template <typename T>
 void run(Context& context, const Tensor& logits, const Tensor& bias, const Tensor& labels, float smoothing,
          const Tensor& scale, const Tensor& loss, const Tensor& nll) {
@@ -421,7 +421,7 @@ void run(Context& context, const Tensor& logits, const Tensor& bias, const Tenso
   const CriterionBlock block = CriterionBlock::of(vocabulary, logits.dtype());
   static constexpr const char* kNames[] = {"warp", "shared", "two_pass"};
   const auto accepts = [&](int i) {
-    return i == 0 ? vocabulary <= kWarpColumns<T>
+    return i == 0 ? vocabulary <= criterion_warp_columns(logits.dtype())
                   : i == 2 || (vocabulary < (int64_t{1} << kRowBits) &&
                                block.shared_bytes <= context.gpu().shared_bytes_limit());
   };
@@ -446,11 +446,12 @@ void run(Context& context, const Tensor& logits, const Tensor& bias, const Tenso
     const auto kernel = bias.defined() ? criterion_forward_row_in_shared_kernel<T, true>
                                        : criterion_forward_row_in_shared_kernel<T, false>;
     launch(context, "criterion_forward_row_in_shared_kernel", kernel,
-           {block.blocks(rows, context.gpu()), block.threads, block.shared_bytes}, x, stride, columns, rows, b, l,
-           smoothing, s, out, out_nll);
+           {block.blocks(rows, context.gpu().shared_bytes_limit(), context.gpu().multiprocessors()), block.threads,
+            block.shared_bytes},
+           x, stride, columns, rows, b, l, smoothing, s, out, out_nll);
   } else {
     launch(context, "criterion_forward_row_twice_kernel", criterion_forward_row_twice_kernel<T>,
-           {rows, kTwoPassThreads, 96 * 4}, x, stride, columns, b, l, smoothing, s, out, out_nll);
+           {rows, kCriterionTwoPassThreads, 96 * 4}, x, stride, columns, b, l, smoothing, s, out, out_nll);
   }
 }
 
@@ -461,19 +462,22 @@ CriterionBlock CriterionBlock::of(int64_t vocabulary, DType dtype) {
   const int64_t n = 16 / size_of(dtype), vectors = (vocabulary + 2 * n - 2) / n, threads = (vectors + 255) / 256 * 32;
   return {static_cast<int>(threads < 64 ? 64 : threads > 512 ? 512 : threads), kRowAt + vectors * 16};
 }
-int64_t CriterionBlock::blocks(int64_t rows, const Gpu& gpu) const {
+int64_t CriterionBlock::blocks(int64_t rows, int64_t shared_bytes_limit, int multiprocessors) const {
   // A multiprocessor has 1 KB of shared memory a block beside what a block may use, and here runs 1536 threads (40
   // registers each).
-  const int64_t by_memory = (gpu.shared_bytes_limit() + 1024) / (shared_bytes + 1024), by_threads = 1536 / threads;
+  const int64_t by_memory = (shared_bytes_limit + 1024) / (shared_bytes + 1024), by_threads = 1536 / threads;
   const int64_t resident = by_memory < 1 ? 1 : by_memory < by_threads ? by_memory : by_threads;
-  return rows < resident * gpu.multiprocessors() ? rows : resident * gpu.multiprocessors();
+  return rows < resident * multiprocessors ? rows : resident * multiprocessors;
+}
+int64_t criterion_warp_columns(DType dtype) {
+  const int64_t n = 16 / size_of(dtype);
+  return kWarpVectors * kWarpSize * n - (n - 1);
 }
 
 void criterion_forward_backward_gpu(Context& context, const Tensor& logits, const Tensor& bias, const Tensor& labels,
                                     float smoothing, const Tensor& scale, const Tensor& loss, const Tensor& nll) {
-  dispatch_float(logits.dtype(), [&](auto type) {
-    run<decltype(type)>(context, logits, bias, labels, smoothing, scale, loss, nll);
-  });
+  dispatch_float(logits.dtype(),
+                 [&](auto type) { run<decltype(type)>(context, logits, bias, labels, smoothing, scale, loss, nll); });
 }
 
 }  // namespace frit

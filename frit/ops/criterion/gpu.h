@@ -7,13 +7,18 @@ namespace frit {
 // Column numbers and those of the vectors behind a row's end stay below 2^31.
 constexpr int64_t kLargestGpuVocabulary = int64_t{1} << 30;
 
+// Longest row that a warp holds, wherever it begins; threads of a block that reads its row twice.
+int64_t criterion_warp_columns(DType dtype);
+constexpr int kCriterionTwoPassThreads = 512;
+
 // How a block that holds its row in shared memory is shaped; decided by the row's length alone.
 struct CriterionBlock {
   int threads = 0;
   int64_t shared_bytes = 0;
-  // Blocks of a launch over `rows` rows: what fits on the GPU at once, each walks its share of the rows.
   static CriterionBlock of(int64_t vocabulary, DType dtype);
-  int64_t blocks(int64_t rows, const Gpu& gpu) const;
+  // Blocks of a launch over `rows` rows: what fits at once on `multiprocessors`, where a block may have
+  // `shared_bytes_limit`; each walks its share of the rows.
+  int64_t blocks(int64_t rows, int64_t shared_bytes_limit, int multiprocessors) const;
 };
 
 // Instances of criterion_forward: "warp" (a warp a row, in registers), "shared" (a block a row, in shared memory; reads
