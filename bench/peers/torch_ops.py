@@ -565,9 +565,9 @@ def work(args, store):
         store.save()
         going = run_job(device, job, store.records, peer)
         store.save()
-        device.release() if going else None
         if not going:
             sys.exit(BROKEN)
+        device.release()
 
 
 def selected(args, device):
@@ -606,6 +606,7 @@ def supervise(args, store):
                 for name in job.passes:
                     if not any((record_of(job, name, t)["row"], t) in told for t in ("", "graph")):
                         store.records.append(record_of(job, name, "", error=said))
+                store.save()  # the next worker begins with these
         unstarted = unstarted + 1 if len(store.begun) == before else 0
         if unstarted == 2 or time.time() > deadline - 10:
             break
