@@ -60,12 +60,11 @@ class CaseRandom:
 class Case:
     """What a parser leaves behind.
     numbers: name -> float64 values, in the table's order; wrt: which of them get gradients; dy: the gradient of the first output.
-    f(t) -> {output: tensor} of the tensors in t, in whatever precision they have.
+    f(t) -> {output: tensor} of the tensors in t, in whatever precision they have; widen: users give it fp32 (the criterion's logits).
     """
 
-    def __init__(self, numbers, wrt, dy, f, widen=False, gradient_names=None):
+    def __init__(self, numbers, wrt, dy, f, widen=False):
         self.numbers, self.wrt, self.dy, self.f, self.widen = numbers, wrt, dy, f, widen
-        self.gradient_names = gradient_names or {}
 
 
 f32 = lambda x: float(np.float32(x))

@@ -22,7 +22,7 @@ autograd.grad(retain_graph=True) of a recorded forward. `bytes` counts the big t
   first_call_s        of a variant's first call of this pass: torch.compile's time is in it
   peer, device        versions
 or, for what could not be run, row, shape, dtype, group, how and `error`; the other rows go on. A row's process may die or hang (a CUDA error is sticky): rows
-run in one worker process, which is started again after the row that broke it, and killed at 15 s past the budget.
+run in one worker process, which is killed after 100 s in one row or 15 s past the budget, and started again after the row that broke it.
 Order: the table's rows eagerly, the extra rows, the table's rows compiled, the awkward rows; compiling stops at three quarters of the budget and is taken up
 again at the end if time is left. What was not reached is listed with the error "budget spent".
 """
@@ -30,6 +30,7 @@ import argparse, collections, contextlib, dataclasses, gc, json, math, os, pathl
 
 COLD_BYTES = 256 << 20  # what rotating buffers hold together, at least: several times the 60 MB of an H200's L2
 MAX_SETS = 64
+GRACE_S, HANGS_S = 15, 100  # a worker is killed so long past the budget, or after so long in one row
 BROKEN = 75  # the worker's exit code when its CUDA context is of no more use
 
 
@@ -584,11 +585,18 @@ def supervise(args, store):
     unstarted = 0
     while True:
         before = len(store.begun)
+        started = time.time()
         worker = subprocess.Popen(command, start_new_session=True)
+        code = None
         try:
-            code = worker.wait(timeout=max(1, deadline + 15 - time.time()))
-        except subprocess.TimeoutExpired:
-            code = "killed at 15 s past the budget"
+            while code is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = worker.wait(timeout=0.5)
+                last = max(started, store.state.stat().st_mtime if store.state.exists() else 0)  # a row began or ended
+                if code is None and time.time() > deadline + GRACE_S:
+                    code = f"was killed {GRACE_S} s past the budget"
+                elif code is None and time.time() - last > HANGS_S:
+                    code = f"was killed: nothing for {HANGS_S} s"
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(worker.pid, signal.SIGKILL)  # also what it started: the compilers of torch.compile
