@@ -212,6 +212,30 @@ TEST_F(TokenFileTest, FailedBuildsLeaveNothingBehind) {
             std::string::npos);
 }
 
+TEST_F(TokenFileTest, StopsBetweenChunksAndLeavesNothingBehind) {
+  const std::vector<std::string> english = english_, german = german_;
+  for (int i = 1; i < 20; ++i) {
+    english_.insert(english_.end(), english.begin(), english.end());
+    german_.insert(german_.end(), german.begin(), german.end());
+  }
+  write_texts();
+  int asked = 0;
+  TokenFileOptions options;
+  options.stop_requested = [&] { return ++asked == 2; };
+  int64_t read = 0;
+  options.progress = [&](int64_t done, int64_t total) {
+    read = done;
+    EXPECT_LT(done, total);
+  };
+  bool built;
+  EXPECT_THROW(open_or_build(&built, tokenizer(), options), BuildStopped);
+  EXPECT_EQ(asked, 2);
+  EXPECT_GT(read, 0);
+  EXPECT_EQ(dir_.files(), (std::vector<std::string>{"de", "en"}));
+  EXPECT_EQ(open_or_build(&built, tokenizer(), options).sentences(), 20 * 998);
+  EXPECT_GE(asked, 4);
+}
+
 TEST_F(TokenFileTest, InvalidLinesAreCountedWhenSkipped) {
   german_[500] += "\xff";
   write_texts();
