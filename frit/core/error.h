@@ -1,5 +1,8 @@
 // Errors: one macro that checks and throws with a formatted message.
 #pragma once
+#ifdef __CUDACC__
+#define FMT_USE_CONSTEXPR 1  // fmt 9 turns constexpr off for old versions of nvcc; 13 has it
+#endif
 #include <fmt/core.h>
 
 #include <stdexcept>

@@ -11,7 +11,8 @@
 
 namespace frit {
 
-Block allocate_block(size_t bytes) {
+Block allocate_block(size_t bytes, DeviceMemory* device) {
+  if (device) return Block(static_cast<char*>(device->allocate(bytes ? align_up(bytes) : kAlignment)), FreeBlock{device});
   constexpr size_t kHugePage = size_t{2} << 20;
   const bool large = bytes >= kHugePage;
   const size_t alignment = large ? kHugePage : kAlignment;

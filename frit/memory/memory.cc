@@ -37,7 +37,7 @@ Buffer Memory::allocate(Shape shape, DType dtype, std::string_view name) {
   char* data = nullptr;
   switch (mode_) {
     case Mode::kHeap:
-      data = allocate_block(bytes).release();
+      data = allocate_block(bytes, device_).release();
       break;
     case Mode::kRecord:
       buffer.id_ = static_cast<int64_t>(lifetimes_.size());
@@ -59,16 +59,23 @@ Buffer Memory::allocate(Shape shape, DType dtype, std::string_view name) {
       break;
     }
   }
-  buffer.tensor_ = Tensor(data, dtype, shape);
+  buffer.tensor_ = Tensor(data, dtype, shape, device_ ? device_->device() : Device::kCpu);
   buffer.memory_ = this;
   buffer.session_ = session_;
-  if (poison_ && data) std::memset(data, 0xff, bytes);
+  if (device_ && data) device_->born(data, bytes, dtype);
+  if (poison_ && data) {
+    if (device_)
+      device_->poison(data, bytes);
+    else
+      std::memset(data, 0xff, bytes);
+  }
   return buffer;
 }
 
 void Memory::release(const Buffer& buffer) {
+  if (device_ && buffer.tensor_.raw()) device_->died(buffer.tensor_.raw());
   if (buffer.id_ < 0) {
-    std::free(buffer.tensor_.raw());
+    FreeBlock{device_}(static_cast<char*>(buffer.tensor_.raw()));
   } else if (buffer.session_ == session_ && mode_ == Mode::kRecord) {
     lifetimes_[buffer.id_].death = clock_++;
   } else if (buffer.session_ == session_ && mode_ == Mode::kReplay) {
@@ -98,7 +105,7 @@ void Memory::reserve(size_t arena_bytes) {
   if (arena_bytes <= arena_bytes_) return;
   arena_.reset();  // before the new one is there: the two need not fit together
   arena_bytes_ = 0;
-  arena_ = allocate_block(align_up(arena_bytes));
+  arena_ = allocate_block(align_up(arena_bytes), device_);
   arena_bytes_ = align_up(arena_bytes);
 }
 

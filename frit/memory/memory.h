@@ -69,7 +69,8 @@ class Buffer {
 class Memory {
  public:
   enum class Mode { kHeap, kRecord, kReplay };
-  Memory() = default;
+  // On the host, or on a device, which must outlive this.
+  explicit Memory(DeviceMemory* device = nullptr) : device_(device) {}
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
@@ -96,6 +97,7 @@ class Memory {
  private:
   friend class Buffer;
   void release(const Buffer& buffer);
+  DeviceMemory* device_ = nullptr;
   Mode mode_ = Mode::kHeap;
   std::vector<Lifetime> lifetimes_;
   int64_t clock_ = 0;    // allocations and releases of this recording or replay

@@ -9,17 +9,20 @@
 #include <set>
 
 #include "frit/memory/planner.h"
+#if !FRIT_CUDA
+#include "frit/backend/sim/machine.h"
+#endif
 
 namespace frit {
 
-#define FRIT_OP(op, has_gradient) std::vector<OpCase> op##_cases();
+#define FRIT_OP(op, has_gradient, has_gpu) std::vector<OpCase> op##_cases();
 #include "frit/ops/OPS.def"
 #undef FRIT_OP
 
 const std::vector<OpTable>& op_tables() {
   static const std::vector<OpTable> tables = [] {
     std::vector<OpTable> result;
-#define FRIT_OP(op, has_gradient) result.push_back({#op, has_gradient, op##_cases()});
+#define FRIT_OP(op, has_gradient, has_gpu) result.push_back({#op, has_gradient, has_gpu, op##_cases()});
 #include "frit/ops/OPS.def"
 #undef FRIT_OP
     for (OpTable& table : result)
@@ -88,32 +91,54 @@ constexpr unsigned char kGuardByte = 0xA5;
 
 double read(const Tensor& t, const void* p) {
   switch (t.dtype()) {
-    case DType::kF32: return *static_cast<const float*>(p);
-    case DType::kF64: return *static_cast<const double*>(p);
-    case DType::kBF16: return static_cast<float>(*static_cast<const bfloat16*>(p));
-    case DType::kF16: return static_cast<float>(*static_cast<const float16*>(p));
-    case DType::kI32: return *static_cast<const int32_t*>(p);
-    case DType::kI64: return static_cast<double>(*static_cast<const int64_t*>(p));
-    case DType::kU8: return *static_cast<const uint8_t*>(p);
+    case DType::kF32:
+      return *static_cast<const float*>(p);
+    case DType::kF64:
+      return *static_cast<const double*>(p);
+    case DType::kBF16:
+      return static_cast<float>(*static_cast<const bfloat16*>(p));
+    case DType::kF16:
+      return static_cast<float>(*static_cast<const float16*>(p));
+    case DType::kI32:
+      return *static_cast<const int32_t*>(p);
+    case DType::kI64:
+      return static_cast<double>(*static_cast<const int64_t*>(p));
+    case DType::kU8:
+      return *static_cast<const uint8_t*>(p);
   }
   return 0;
 }
 void write(const Tensor& t, void* p, double x) {
   switch (t.dtype()) {
-    case DType::kF32: *static_cast<float*>(p) = static_cast<float>(x); break;
-    case DType::kF64: *static_cast<double*>(p) = x; break;
-    case DType::kBF16: *static_cast<bfloat16*>(p) = bfloat16(static_cast<float>(x)); break;
-    case DType::kF16: *static_cast<float16*>(p) = float16(static_cast<float>(x)); break;
-    case DType::kI32: *static_cast<int32_t*>(p) = static_cast<int32_t>(x); break;
-    case DType::kI64: *static_cast<int64_t*>(p) = static_cast<int64_t>(x); break;
-    case DType::kU8: *static_cast<uint8_t*>(p) = static_cast<uint8_t>(x); break;
+    case DType::kF32:
+      *static_cast<float*>(p) = static_cast<float>(x);
+      break;
+    case DType::kF64:
+      *static_cast<double*>(p) = x;
+      break;
+    case DType::kBF16:
+      *static_cast<bfloat16*>(p) = bfloat16(static_cast<float>(x));
+      break;
+    case DType::kF16:
+      *static_cast<float16*>(p) = float16(static_cast<float>(x));
+      break;
+    case DType::kI32:
+      *static_cast<int32_t*>(p) = static_cast<int32_t>(x);
+      break;
+    case DType::kI64:
+      *static_cast<int64_t*>(p) = static_cast<int64_t>(x);
+      break;
+    case DType::kU8:
+      *static_cast<uint8_t*>(p) = static_cast<uint8_t>(x);
+      break;
   }
 }
 
-// Memory of one tensor: guarded on both sides, or a sparse mapping when rows are far apart.
+// Memory of one tensor: guarded on both sides, or a sparse mapping when rows are far apart. On a device, the elements
+// are read and written in a mirror on the host.
 class Storage {
  public:
-  Storage(const Operand& o) : operand_(o) {
+  Storage(const Operand& o, DeviceMemory* device) : operand_(o), device_(device) {
     const int64_t inner = o.shape.inner(), rows = o.shape.rank() ? o.shape[0] : 1;
     stride_ = o.row_stride ? o.row_stride : inner;
     const size_t bytes = rows == 0 ? 0 : static_cast<size_t>(((rows - 1) * stride_ + inner) * size_of(o.dtype));
@@ -121,42 +146,55 @@ class Storage {
     bytes_ = bytes;
     total_ = align_up(bytes) + 2 * kGuard;
     if (sparse_) {
-      base_ = static_cast<char*>(mmap(nullptr, total_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-      if (base_ == MAP_FAILED) throw std::bad_alloc();
+      mirror_ = static_cast<char*>(
+          mmap(nullptr, total_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+      if (mirror_ == MAP_FAILED) throw std::bad_alloc();
     } else {
-      base_ = static_cast<char*>(std::aligned_alloc(kAlignment, align_up(total_)));
-      std::memset(base_, kGuardByte, total_);
+      mirror_ = static_cast<char*>(std::aligned_alloc(kAlignment, align_up(total_)));
+      std::memset(mirror_, kGuardByte, total_);
     }
+    base_ = mirror_;
+    if (device_) {
+      base_ = static_cast<char*>(device_->allocate(total_));
+      if (!sparse_) device_->upload(base_, mirror_, total_);
+      device_->born(base_ + kGuard, bytes_, o.dtype);
+    }
+    const Device where = device_ ? device_->device() : Device::kCpu;
     Shape flat{rows, stride_};
     if (o.row_stride) {  // a strided view: build [rows, stride], then cut and split columns
-      tensor_ = Tensor(base_ + kGuard, o.dtype, flat).columns(0, inner);
+      tensor_ = Tensor(base_ + kGuard, o.dtype, flat, where).columns(0, inner);
       if (o.shape.rank() == 3) tensor_ = tensor_.split_columns({o.shape[1], o.shape[2]});
       if (o.shape.rank() == 4) tensor_ = tensor_.split_columns({o.shape[1], o.shape[2], o.shape[3]});
     } else {
-      tensor_ = Tensor(base_ + kGuard, o.dtype, o.shape);
+      tensor_ = Tensor(base_ + kGuard, o.dtype, o.shape, where);
     }
   }
   ~Storage() {
+    if (device_) {
+      device_->died(base_ + kGuard);
+      device_->release(base_);
+    }
     if (sparse_)
-      munmap(base_, total_);
+      munmap(mirror_, total_);
     else
-      std::free(base_);
+      std::free(mirror_);
   }
   Storage(const Storage&) = delete;
 
   const Tensor& tensor() const { return tensor_; }
   const Operand& operand() const { return operand_; }
-  void* at(int64_t i) const {
-    const int64_t inner = operand_.shape.inner();
-    return base_ + kGuard + (i / inner * stride_ + i % inner) * size_of(operand_.dtype);
-  }
   void poison() {
-    for (int64_t i = 0, n = operand_.shape.numel(); i < n; ++i) std::memset(at(i), 0xff, size_of(operand_.dtype));
+    each_row([&](char* row, size_t bytes) {
+      std::memset(row, 0xff, bytes);
+      if (device_) device_->poison(base_ + (row - mirror_), bytes);
+    });
   }
-  // From a store of the same operand.
+  // Starts as a store of the same operand that no kernel has written to yet.
   void copy(const Storage& other) {
-    const int64_t inner = operand_.shape.inner(), n = operand_.shape.numel();
-    for (int64_t i = 0; i < n; i += inner) std::memcpy(at(i), other.at(i), inner * size_of(operand_.dtype));
+    each_row([&](char* row, size_t bytes) {
+      std::memcpy(row, other.mirror_ + (row - mirror_), bytes);
+      if (device_) device_->upload(base_ + (row - mirror_), row, bytes);
+    });
   }
   // Writes the values rounded to the dtype, and puts the rounded values back.
   void set(Array& a) {
@@ -164,13 +202,16 @@ class Storage {
       write(tensor_, at(i), a.v[i]);
       a.v[i] = read(tensor_, at(i));
     }
+    if (device_) each_row([&](char* row, size_t bytes) { device_->upload(base_ + (row - mirror_), row, bytes); });
   }
   Array get() const {
+    fetch();
     Array a{operand_.shape, std::vector<double>(operand_.shape.numel())};
     for (int64_t i = 0; i < static_cast<int64_t>(a.v.size()); ++i) a.v[i] = read(tensor_, at(i));
     return a;
   }
   std::vector<char> bits() const {
+    fetch();
     const int64_t size = size_of(operand_.dtype), n = operand_.shape.numel();
     std::vector<char> result(n * size);
     for (int64_t i = 0; i < n; ++i) std::memcpy(result.data() + i * size, at(i), size);
@@ -178,9 +219,10 @@ class Storage {
   }
   bool guards_intact() const {
     if (sparse_) return true;
+    if (device_) device_->download(mirror_, base_, total_);
     const auto intact = [&](size_t from, size_t to) {
       for (size_t i = from; i < to; ++i)
-        if (static_cast<unsigned char>(base_[i]) != kGuardByte) return false;
+        if (static_cast<unsigned char>(mirror_[i]) != kGuardByte) return false;
       return true;
     };
     if (!intact(0, kGuard) || !intact(kGuard + bytes_, total_)) return false;
@@ -191,16 +233,35 @@ class Storage {
   }
 
  private:
+  void* at(int64_t i) const {
+    const int64_t inner = operand_.shape.inner();
+    return mirror_ + kGuard + (i / inner * stride_ + i % inner) * size_of(operand_.dtype);
+  }
+  // f(first byte in the mirror, bytes) for each contiguous piece.
+  template <typename F>
+  void each_row(F&& f) const {
+    const int64_t inner = operand_.shape.inner(), size = size_of(operand_.dtype),
+                  rows = operand_.shape.rank() ? operand_.shape[0] : 1;
+    if (bytes_ == 0) return;
+    if (stride_ == inner) return f(mirror_ + kGuard, bytes_);
+    for (int64_t r = 0; r < rows; ++r) f(mirror_ + kGuard + r * stride_ * size, static_cast<size_t>(inner * size));
+  }
+  void fetch() const {
+    if (device_) each_row([&](char* row, size_t bytes) { device_->download(row, base_ + (row - mirror_), bytes); });
+  }
   Operand operand_;
+  DeviceMemory* device_;
   int64_t stride_;
   size_t bytes_, total_;
   bool sparse_;
-  char* base_;
+  char *mirror_, *base_;  // the same on the CPU
   Tensor tensor_;
 };
 using Stores = std::map<std::string, std::unique_ptr<Storage>>;
 
-uint64_t seed_of(const OpCase& c) { return dropout_site(c.op + c.name) * 0x9E3779B97F4A7C15ull; }
+uint64_t seed_of(const OpCase& c) {
+  return dropout_site(c.op + c.name) * 0x9E3779B97F4A7C15ull;
+}
 
 const Operand& find(const std::vector<Operand>& operands, const std::string& name) {
   for (const Operand& o : operands)
@@ -222,11 +283,12 @@ Operand gradient_operand(const OpCase& c, const std::string& input) {
 // Everything one run needs.
 struct Run {
   const OpCase& c;
+  DeviceMemory* device;
   Arrays inputs, incoming, started;  // started: what accumulating gradients begin with
   Stores stores;
   Tensors tensors;
 
-  explicit Run(const OpCase& c, bool quick = false) : c(c) {
+  Run(const OpCase& c, DeviceMemory* device, bool quick = false) : c(c), device(device) {
     CaseRandom random{seed_of(c), quick};
     for (const Operand& o : c.inputs) {
       Array a{o.shape, std::vector<double>(o.shape.numel())};
@@ -256,12 +318,12 @@ struct Run {
   }
   // The same tensors once more, for calls alone: without the arrays that checks go back to.
   struct TensorsAlone {};
-  Run(const Run& other, TensorsAlone) : c(other.c) {
+  Run(const Run& other, TensorsAlone) : c(other.c), device(other.device) {
     for (const auto& [name, store] : other.stores) add(store->operand()).copy(*store);
   }
   Storage& add(const Operand& o) {
     auto& s = stores[o.name];
-    s = std::make_unique<Storage>(o);
+    s = std::make_unique<Storage>(o, device);
     tensors[o.name] = s->tensor();
     return *s;
   }
@@ -285,7 +347,8 @@ struct Run {
   }
 };
 
-void compare(const std::string& what, const Array& got, const Array& want, Tolerance t, std::vector<std::string>& failures) {
+void compare(const std::string& what, const Array& got, const Array& want, Tolerance t,
+             std::vector<std::string>& failures) {
   int64_t bad = 0, first = -1;
   double worst = 0;
   for (int64_t i = 0; i < static_cast<int64_t>(want.v.size()); ++i) {
@@ -299,8 +362,9 @@ void compare(const std::string& what, const Array& got, const Array& want, Toler
     }
   }
   if (bad)
-    failures.push_back(fmt::format("{}: {} of {} elements are off, first [{}] = {:.9g}, expected {:.9g}; worst error {:.3g}", what,
-                                   bad, want.v.size(), first, got.v[first], want.v[first], worst));
+    failures.push_back(
+        fmt::format("{}: {} of {} elements are off, first [{}] = {:.9g}, expected {:.9g}; worst error {:.3g}", what,
+                    bad, want.v.size(), first, got.v[first], want.v[first], worst));
 }
 
 int64_t scratch_peak(const std::vector<Lifetime>& lifetimes) {
@@ -359,45 +423,103 @@ void check_finite_differences(const OpCase& c, Run& run, std::vector<std::string
         found += got.v[i] * v[i];
         allowed += std::pow(t.absolute + t.relative * std::abs(got.v[i]), 2);
       }
-      // Rounding errors of many elements add up like a random walk; the oracle's own loss carries about 1e-16 of its size.
-      allowed = 6 * std::sqrt(allowed) + 1e-6 * std::abs(want) + 1e-15 / h * (1 + std::abs(oracle_loss(c, run.inputs, run.incoming)));
+      // Rounding errors of many elements add up like a random walk; the oracle's own loss carries about 1e-16 of its
+      // size.
+      allowed = 6 * std::sqrt(allowed) + 1e-6 * std::abs(want) +
+                1e-15 / h * (1 + std::abs(oracle_loss(c, run.inputs, run.incoming)));
       if (!(std::abs(found - want) <= allowed))
-        failures.push_back(fmt::format("d{}: finite differences along {} direction give {:.9g}, backward gives {:.9g} (allowed {:.3g})",
-                                       name, direction == 0 ? "a random" : "an element's", want, found, allowed));
+        failures.push_back(fmt::format(
+            "d{}: finite differences along {} direction give {:.9g}, backward gives {:.9g} (allowed {:.3g})", name,
+            direction == 0 ? "a random" : "an element's", want, found, allowed));
     }
   }
 }
 
 }  // namespace
 
-std::vector<std::string> check_case(const OpCase& c) {
+namespace {
+
+// What one run of forward or backward cost.
+struct Cost {
+  int64_t regions = 0;  // CPU
+  GpuBudget gpu;        // launches on every GPU; the rest in the simulator
+};
+
+// Measures what f() costs on the context's device.
+template <typename F>
+Cost cost_of(Context& context, F&& f) {
+  Cost cost;
+  if (!context.on_gpu()) {
+    const int64_t before = context.pool().regions();
+    f();
+    cost.regions = context.pool().regions() - before;
+    return cost;
+  }
+  const int64_t before = context.gpu().launches();
+#if !FRIT_CUDA
+  auto& simulator = static_cast<sim::SimGpu&>(context.gpu());
+  simulator.reset_counts();
+#endif
+  f();
+  context.gpu().synchronize();
+#if !FRIT_CUDA
+  const sim::Counts& counts = simulator.counts();
+  cost.gpu.barriers = counts.barriers, cost.gpu.read_bytes = counts.read_bytes,
+  cost.gpu.written_bytes = counts.written_bytes;
+  cost.gpu.atomics = counts.atomics;
+#endif
+  cost.gpu.launches = context.gpu().launches() - before;
+  return cost;
+}
+
+// Gradients by the oracle.
+Arrays run_gradient_oracle(const Run& run, const Arrays& outputs) {
+  Arrays in = run.inputs, gradients;
+  for (auto& [name, a] : outputs)
+    if (!in_place(run.c, name)) in[name] = a;
+  for (auto& [name, a] : run.incoming) in[name] = a;
+  for (auto& [name, a] : run.started) gradients[name] = {a.shape, std::vector<double>(a.v.size())};
+  run.c.gradient_oracle(in, gradients);
+  return gradients;
+}
+
+// Instances of the GPU's kernels that a run forces; empty: the operator chooses, and budgets hold.
+struct Forced {
+  std::string forward, backward;
+  bool any() const { return !forward.empty() || !backward.empty(); }
+};
+
+std::vector<std::string> check(const OpCase& c, Gpu* gpu, const Forced& forced = {}) {
   std::vector<std::string> failures;
   try {
-    Run run(c);
+    Run run(c, gpu);
     const auto make_context = [&](ThreadPool& pool, Memory& memory) {
-      auto context = std::make_unique<Context>(pool, memory);
+      auto context = std::make_unique<Context>(pool, memory, gpu);
       if (!c.variant.empty()) context->force(c.op, c.variant);
+      if (!forced.forward.empty()) context->force(c.op + "_forward", forced.forward);
+      if (!forced.backward.empty()) context->force(c.op + "_backward", forced.backward);
       return context;
     };
     const auto both = [&](Context& context) {
       run.forward(context);
       if (c.backward) run.backward(context, false);
+      if (gpu) gpu->synchronize();
     };
-    ThreadPool three(3), one(1);
-    Memory memory;
+    ThreadPool three(gpu ? 1 : 3), one(1);
+    Memory memory(gpu);
     auto context = make_context(three, memory);
 
     // Forward.
-    int64_t regions = three.regions();
-    run.forward(*context);
-    const int64_t forward_regions = three.regions() - regions;
+    const Cost forward_cost = cost_of(*context, [&] { run.forward(*context); });
     if (!c.variant.empty() && context->used(c.op) != c.variant)
       failures.push_back(fmt::format("forced {}, but {} ran", c.variant, context->used(c.op)));
+    if (!forced.forward.empty() && context->used(c.op + "_forward") != forced.forward)
+      failures.push_back(fmt::format("forced {}, but {} ran", forced.forward, context->used(c.op + "_forward")));
     const Arrays want = run_oracle(c, run.inputs);
     for (const Operand& o : c.outputs) {
       auto it = c.tolerance.find(o.name);
-      compare(o.name, run.stores[o.name]->get(), want.at(o.name), it == c.tolerance.end() ? tolerance_for(o.dtype) : it->second,
-              failures);
+      compare(o.name, run.stores[o.name]->get(), want.at(o.name),
+              it == c.tolerance.end() ? tolerance_for(o.dtype) : it->second, failures);
     }
     for (const Operand& o : c.inputs) {
       const Array now = run.stores[o.name]->get();
@@ -408,46 +530,49 @@ std::vector<std::string> check_case(const OpCase& c) {
     }
 
     // Backward.
-    int64_t backward_regions = -1;
+    Cost backward_cost;
     if (c.backward) {
-      regions = three.regions();
-      run.backward(*context, false);
-      backward_regions = three.regions() - regions;
+      backward_cost = cost_of(*context, [&] { run.backward(*context, false); });
       if (!c.variant.empty() && context->used(c.op) != c.variant)
         failures.push_back(fmt::format("forced {}, but backward ran {}", c.variant, context->used(c.op)));
-      Arrays gradients;
+      if (!forced.backward.empty() && context->used(c.op + "_backward") != forced.backward)
+        failures.push_back(fmt::format("forced {}, but {} ran", forced.backward, context->used(c.op + "_backward")));
       if (c.gradient_oracle) {
-        Arrays in = run.inputs;
-        for (auto& [name, a] : want)
-          if (!in_place(c, name)) in[name] = a;
-        for (auto& [name, a] : run.incoming) in[name] = a;
-        for (auto& [name, a] : run.started) gradients[name] = {a.shape, std::vector<double>(a.v.size())};
-        c.gradient_oracle(in, gradients);
-        for (auto& [name, a] : gradients) {
+        for (auto& [name, a] : run_gradient_oracle(run, want)) {
           auto it = c.gradient_tolerance.find(name.substr(1));
           compare(name, run.stores[name]->get(), a,
-                  it == c.gradient_tolerance.end() ? tolerance_for(run.tensors[name].dtype(), 4) : it->second, failures);
+                  it == c.gradient_tolerance.end() ? tolerance_for(run.tensors[name].dtype(), 4) : it->second,
+                  failures);
         }
       }
-      if (c.finite_difference_step > 0) check_finite_differences(c, run, failures);
+      if (c.finite_difference_step > 0 && (!gpu || c.where == Where::kGpu)) check_finite_differences(c, run, failures);
     }
     for (auto& [name, s] : run.stores)
       if (!s->guards_intact()) failures.push_back(fmt::format("{}: written outside of its elements", name));
     const auto bits = run.result_bits();
+    const auto same_bits = [&](const char* when) {
+      for (auto& [name, b] : run.result_bits())
+        if (b != bits.at(name)) failures.push_back(fmt::format("{}: other bits {}", name, when));
+    };
 
-    // One thread: the same bits.
+    // One thread, or once more on the GPU: the same bits.
     {
       run.restart(false);
-      Memory other_memory;
+      Memory other_memory(gpu);
       auto other = make_context(one, other_memory);
+#if !FRIT_CUDA
+      if (gpu) static_cast<sim::SimGpu*>(gpu)->set_order(sim::Order::kReversed);
+#endif
       both(*other);
-      for (auto& [name, b] : run.result_bits())
-        if (b != bits.at(name)) failures.push_back(fmt::format("{}: other bits with 1 thread than with 3", name));
+#if !FRIT_CUDA
+      if (gpu) static_cast<sim::SimGpu*>(gpu)->set_order(sim::Order::kForward);
+#endif
+      same_bits(gpu ? "when it runs again (in the simulator: with blocks in reverse order)"
+                    : "with 1 thread than with 3");
     }
 
     // Planning, then replay in a poisoned arena: the same bits, and scratch as budgeted.
     {
-      Tensors planned = run.tensors;
       run.restart(false);
       const auto before = run.result_bits();
       const auto record = [&](auto&& f) {
@@ -474,20 +599,34 @@ std::vector<std::string> check_case(const OpCase& c) {
           memory.end_replay();
           throw;
         }
+        if (gpu) gpu->synchronize();
         memory.end_replay();
       };
       replay(forward_lifetimes, [&] { run.forward(*context); });
       if (c.backward) replay(backward_lifetimes, [&] { run.backward(*context, false); });
-      for (auto& [name, b] : run.result_bits())
-        if (b != bits.at(name)) failures.push_back(fmt::format("{}: other bits from planned memory", name));
-      const auto budget = [&](const char* which, const Budget& b, int64_t used_regions, const std::vector<Lifetime>& lifetimes) {
-        if (b.regions >= 0 && used_regions != b.regions)
-          failures.push_back(fmt::format("{}: {} parallel regions, budget {}", which, used_regions, b.regions));
-        if (b.scratch_bytes >= 0 && scratch_peak(lifetimes) != b.scratch_bytes)
-          failures.push_back(fmt::format("{}: {} bytes of scratch, budget {}", which, scratch_peak(lifetimes), b.scratch_bytes));
+      same_bits("from planned memory");
+      const auto equal = [&](const char* which, const char* what, int64_t used, int64_t budget) {
+        if (budget >= 0 && used >= 0 && used != budget)
+          failures.push_back(fmt::format("{}: {} {}, budget {}", which, used, what, budget));
       };
-      budget("forward", c.forward_budget, forward_regions, forward_lifetimes);
-      if (c.backward) budget("backward", c.backward_budget, backward_regions, backward_lifetimes);
+      const auto budget = [&](const char* which, const Budget& b, const GpuBudget& g, const Cost& cost,
+                              const std::vector<Lifetime>& lifetimes) {
+        const int64_t scratch = scratch_peak(lifetimes);
+        if (!gpu) {
+          equal(which, "parallel regions", cost.regions, b.regions);
+          equal(which, "bytes of scratch", scratch, b.scratch_bytes);
+          return;
+        }
+        if (forced.any()) return;
+        equal(which, "launches", cost.gpu.launches, g.launches);
+        equal(which, "barriers", cost.gpu.barriers, g.barriers);
+        equal(which, "bytes read", cost.gpu.read_bytes, g.read_bytes);
+        equal(which, "bytes written", cost.gpu.written_bytes, g.written_bytes);
+        equal(which, "atomics", cost.gpu.atomics, g.atomics);
+        equal(which, "bytes of scratch", scratch, g.scratch_bytes);
+      };
+      budget("forward", c.forward_budget, c.forward_gpu, forward_cost, forward_lifetimes);
+      if (c.backward) budget("backward", c.backward_budget, c.backward_gpu, backward_cost, backward_lifetimes);
     }
 
     // Accumulation adds to what was there.
@@ -502,13 +641,50 @@ std::vector<std::string> check_case(const OpCase& c) {
         for (size_t i = 0; i < sum.v.size(); ++i) sum.v[i] += run.started["d" + name].v[i];
         auto it = c.gradient_tolerance.find(name);
         compare("d" + name + " (accumulated)", run.stores["d" + name]->get(), sum,
-                it == c.gradient_tolerance.end() ? tolerance_for(run.tensors["d" + name].dtype(), 4) : it->second, failures);
+                it == c.gradient_tolerance.end() ? tolerance_for(run.tensors["d" + name].dtype(), 4) : it->second,
+                failures);
       }
     }
   } catch (const std::exception& e) {
     failures.push_back(fmt::format("threw: {}", e.what()));
   }
   return failures;
+}
+
+}  // namespace
+
+std::vector<std::string> check_case(const OpCase& c) {
+  return check(c, nullptr);
+}
+std::vector<std::string> check_case(const OpCase& c, Gpu& gpu) {
+  return check(c, &gpu);
+}
+
+std::vector<CaseError> case_errors(const OpCase& c, Gpu& gpu) {
+  Run run(c, &gpu);
+  ThreadPool pool(1);
+  Memory memory(&gpu);
+  Context context(pool, memory, &gpu);
+  context.force(c.op, c.variant);
+  run.forward(context);
+  if (c.backward) run.backward(context, false);
+  gpu.synchronize();
+  std::vector<CaseError> errors;
+  const auto measure = [&](const std::string& name, const Array& want) {
+    const Array got = run.stores.at(name)->get();
+    double square = 0, size = 0, worst = 0;
+    for (size_t i = 0; i < want.v.size(); ++i) {
+      const double error = std::abs(got.v[i] - want.v[i]);
+      square += error * error, size += want.v[i] * want.v[i], worst = std::max(worst, error);
+    }
+    errors.push_back(
+        {name, run.tensors.at(name).dtype(), size > 0 ? std::sqrt(square / size) : std::sqrt(square), worst});
+  };
+  const Arrays want = run_oracle(c, run.inputs);
+  for (const Operand& o : c.outputs) measure(o.name, want.at(o.name));
+  if (c.backward && c.gradient_oracle)
+    for (auto& [name, a] : run_gradient_oracle(run, want)) measure(name, a);
+  return errors;
 }
 
 struct CaseRun::State {
@@ -518,13 +694,22 @@ struct CaseRun::State {
 };
 CaseRun::CaseRun(const OpCase& c, Context& context, int sets) : state_(new State{context, {}, 0, 0}) {
   context.force(c.op, c.variant);
-  state_->runs.push_back(std::make_unique<Run>(c, true));
+  state_->runs.push_back(std::make_unique<Run>(c, context.on_gpu() ? &context.gpu() : nullptr, true));
   while (static_cast<int>(state_->runs.size()) < sets)
     state_->runs.push_back(std::make_unique<Run>(*state_->runs.front(), Run::TensorsAlone{}));
   for (auto& run : state_->runs) run->forward(context);
 }
-CaseRun::~CaseRun() { delete state_; }
-void CaseRun::forward() { state_->runs[state_->next_forward++ % state_->runs.size()]->forward(state_->context); }
-void CaseRun::backward() { state_->runs[state_->next_backward++ % state_->runs.size()]->backward(state_->context, false); }
+CaseRun::~CaseRun() {
+  delete state_;
+}
+int CaseRun::sets() const {
+  return static_cast<int>(state_->runs.size());
+}
+void CaseRun::forward() {
+  state_->runs[state_->next_forward++ % state_->runs.size()]->forward(state_->context);
+}
+void CaseRun::backward() {
+  state_->runs[state_->next_backward++ % state_->runs.size()]->backward(state_->context, false);
+}
 
 }  // namespace frit

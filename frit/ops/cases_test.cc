@@ -12,10 +12,20 @@ namespace {
 TEST(OpsDef, HasEveryOperatorOfTheMethod) {
   const std::map<std::string, bool> required = {
       // operator, has a gradient
-      {"embedding", true},     {"bias_dropout_residual", true}, {"bias_activation_dropout", true}, {"heads", true},
-      {"layer_norm", true},    {"softmax", true},               {"criterion", true},               {"cross_keys_values", true},
-      {"gemm", true},          {"attention", true},             {"optimizer", false},              {"gradient_norm", false},
-      {"column_sum", false},   {"beam_select", false},
+      {"embedding", true},
+      {"bias_dropout_residual", true},
+      {"bias_activation_dropout", true},
+      {"heads", true},
+      {"layer_norm", true},
+      {"softmax", true},
+      {"criterion", true},
+      {"cross_keys_values", true},
+      {"gemm", true},
+      {"attention", true},
+      {"optimizer", false},
+      {"gradient_norm", false},
+      {"column_sum", false},
+      {"beam_select", false},
   };
   std::map<std::string, bool> found;
   for (const OpTable& table : op_tables()) found[table.op] = table.has_gradient;
@@ -32,7 +42,7 @@ TEST(OpsDef, TablesAreFull) {
     int64_t gradients = 0;
     for (const OpCase& c : table.cases) {
       EXPECT_TRUE(names.insert(c.name).second) << table.op << ": two cases named " << c.name;
-      if (!c.test) continue;
+      if (!c.test || c.where == Where::kGpu) continue;
       std::string shape;
       for (const Operand& o : c.inputs) shape += o.shape.to_string(), dtypes.insert(o.dtype);
       shapes.insert(shape);
@@ -47,16 +57,60 @@ TEST(OpsDef, TablesAreFull) {
   }
 }
 
+// Every operator with GPU kernels runs them in all three types, at thirty shapes or more, and states budgets.
+TEST(OpsDef, GpuTablesAreFull) {
+  for (const OpTable& table : op_tables()) {
+    if (!table.has_gpu) continue;
+    std::set<std::string> shapes, forward, backward;
+    std::set<DType> dtypes;
+    for (const OpCase& c : table.cases) {
+      if (!c.test || c.where == Where::kCpu) continue;
+      std::string shape;
+      for (const Operand& o : c.inputs) shape += o.shape.to_string(), dtypes.insert(o.dtype);
+      shapes.insert(shape);
+      const auto whole = [](const GpuBudget& b) {
+        return b.launches >= 0 && b.barriers >= 0 && b.read_bytes >= 0 && b.written_bytes >= 0;
+      };
+      if (whole(c.forward_gpu)) forward.insert(shape);
+      if (c.backward && whole(c.backward_gpu)) backward.insert(shape);
+    }
+    EXPECT_GE(shapes.size(), 30u) << table.op << " has too few shapes on the GPU";
+    for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
+      EXPECT_TRUE(dtypes.count(dtype)) << table.op << " " << name_of(dtype);
+    EXPECT_GE(forward.size(), 3u) << table.op << " states its forward budget at too few shapes";
+    if (table.has_gradient) {
+      EXPECT_GE(backward.size(), 3u) << table.op << " states its backward budget at too few shapes";
+    }
+  }
+}
+
 class OpCases : public testing::TestWithParam<int> {};
 
 TEST_P(OpCases, Pass) {
   const OpTable& table = op_tables()[GetParam()];
   for (const OpCase& c : table.cases) {
-    if (!c.test) continue;
-    for (const std::string& failure : check_case(c)) ADD_FAILURE() << table.op << " " << c.name << " " << c.variant << ": " << failure;
+    if (!c.test || c.where == Where::kGpu) continue;
+    for (const std::string& failure : check_case(c))
+      ADD_FAILURE() << table.op << " " << c.name << " " << c.variant << ": " << failure;
   }
 }
 
+// On the GPU of this build: NVIDIA's, or the simulator.
+class OpCasesGpu : public testing::TestWithParam<int> {};
+
+TEST_P(OpCasesGpu, Pass) {
+  const OpTable& table = op_tables()[GetParam()];
+  if (!table.has_gpu) return;
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  for (const OpCase& c : table.cases) {
+    if (!c.test || c.where == Where::kCpu) continue;
+    for (const std::string& failure : check_case(c, *gpu))
+      ADD_FAILURE() << table.op << " " << c.name << " " << c.variant << ": " << failure;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OpCasesGpu, testing::Range(0, static_cast<int>(op_tables().size())),
+                         [](const auto& info) { return op_tables()[info.param].op; });
 INSTANTIATE_TEST_SUITE_P(All, OpCases, testing::Range(0, static_cast<int>(op_tables().size())),
                          [](const auto& info) { return op_tables()[info.param].op; });
 
