@@ -212,7 +212,7 @@ int main(int argc, char** argv) {
   if (benchmark::ReportUnrecognizedArguments(argc, arguments.data())) return 2;
   benchmark::AddCustomContext("checked", check_all ? "all cases" : "cases that are tests too (--check: all)");
   benchmark::AddCustomContext("threads", std::to_string(pool.threads()));
-  benchmark::RunSpecifiedBenchmarks();
+  const size_t ran = benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
-  return failed ? 1 : 0;
+  return failed ? 1 : ran == 0 ? 2 : 0;  // none: Google Benchmark has said that the filter matches nothing
 }

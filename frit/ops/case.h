@@ -25,7 +25,7 @@ using Tensors = std::map<std::string, Tensor>;
 // Makes an input's values; index runs over all elements in row-major order, uniform() is a number in [0, 1).
 struct CaseRandom {
   uint64_t state;
-  bool quick = false;  // normal() is the sum of four uniform numbers: ten times as fast, within 3.5 deviations
+  bool quick = false;  // normal() sums four uniform numbers (no logarithm, no cosine), within 3.5 deviations
   uint64_t next();
   double uniform();
   double normal();
