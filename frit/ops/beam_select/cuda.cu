@@ -37,27 +37,42 @@ FRIT_DEVICE float candidate(float x) {
   return x == x ? x : -INFINITY;
 }
 
-// A row as its block sees it: vectors of N elements that begin at multiples of 16 bytes.
+// A row as its block sees it: vectors of N elements that begin at multiples of 16 bytes; the first and the last may lie
+// in the row in part. Thread t has the whole vectors whole_begin + t + k * kThreads, the last thread also a first one
+// that is not whole.
 template <typename T>
 struct Row {
   static constexpr int N = kVecOf<T>;
   Global<const T> at;
-  int columns, shift, vectors;
+  int columns, shift, vectors, whole_begin, whole_end;
 
   FRIT_DEVICE Row(const Global<const T>& row, int columns)
-      : at(row), columns(columns), shift(row_shift(row)), vectors((columns + shift + N - 1) / N) {}
+      : at(row),
+        columns(columns),
+        shift(row_shift(row)),
+        vectors((columns + shift + N - 1) / N),
+        whole_begin(shift > 0 ? 1 : 0),
+        whole_end((columns + shift) / N) {}
   FRIT_DEVICE int column(int v) const { return v * N - shift; }
   // What lies outside of the row is -inf.
   FRIT_DEVICE Vec<T, N> load(int v) const { return load_span<N>(at, column(v), columns, convert<T>(-INFINITY)); }
-  // load() of the vectors v + u * kThreads.
+  // The whole ones of the vectors v + u * kThreads; -inf for others.
   FRIT_DEVICE void load_batch(int v, Vec<T, N> (&x)[kBatch]) const {
-    if (column(v) >= 0 && column(v + (kBatch - 1) * kThreads) + N <= columns) {
-      FRIT_UNROLL
-      for (int u = 0; u < kBatch; ++u) x[u] = load_vec<N>(at, column(v + u * kThreads));
-    } else {
-      FRIT_UNROLL
-      for (int u = 0; u < kBatch; ++u) x[u] = load(v + u * kThreads);
+    FRIT_UNROLL
+    for (int u = 0; u < kBatch; ++u) {
+      if (v + u * kThreads < whole_end) {
+        x[u] = load_vec<N>(at, column(v + u * kThreads));
+      } else {
+        FRIT_UNROLL
+        for (int i = 0; i < N; ++i) x[u][i] = convert<T>(-INFINITY);
+      }
     }
+  }
+  // f(v) for the vectors of thread `owner`: each `step`-th from the `first`-th on.
+  template <typename F>
+  FRIT_DEVICE void each_vector_of(int owner, int first, int step, F&& f) const {
+    for (int v = whole_begin + owner + (first - 1) * kThreads; v < vectors; v += step * kThreads)
+      if (v >= 0) f(v);
   }
   // f(value, column) for the elements of vector v that lie in the row.
   template <typename F>
@@ -107,7 +122,7 @@ struct Scan {
 template <typename T>
 FRIT_DEVICE Scan<kVecOf<T>> rescan(const Row<T>& row, float about) {
   Scan<kVecOf<T>> scan;
-  for (int v = thread_index(); v < row.vectors; v += kThreads) scan.add(row.load(v), about);
+  row.each_vector_of(thread_index(), 0, 1, [&](int v) { scan.add(row.load(v), about); });
   return scan;
 }
 
@@ -235,16 +250,20 @@ beam_select_forward_groups_kernel(Global<const T> logits, int64_t stride, int co
   // Maxima and sums, in one walk. The first batch is on its way before anything waits for the reference.
   Vec<T, N> x[kBatch];
   const float first = first_logit(row);
-  row.load_batch(me, x);
+  row.load_batch(row.whole_begin + me, x);
   const Reference reference = reference_of(first);
   Scan<N> scan;
-  for (int v = me;;) {
+  if (row.whole_begin > 0 && me == kThreads - 1) scan.add(row.load(0), reference.about);
+  for (int v = row.whole_begin + me;;) {
     FRIT_UNROLL
     for (int u = 0; u < kBatch; ++u) scan.add(x[u], reference.about);
     v += kBatch * kThreads;
-    if (v >= row.vectors) break;
+    if (v >= row.whole_end) break;
     row.load_batch(v, x);
   }
+  if (const int last = row.vectors - 1;
+      last >= row.whole_end && last >= row.whole_begin && me == (last - row.whole_begin) % kThreads)
+    scan.add(row.load(last), reference.about);
   if (me == 0) store(counter, 0, 0u);
   const bool few = groups == 32;
   const float group_top = few ? warp_max<8>(scan.top) : scan.top;
@@ -276,12 +295,13 @@ beam_select_forward_groups_kernel(Global<const T> logits, int64_t stride, int co
   // again together.
   for (uint32_t holders = ballot(scan.top >= threshold); holders != 0; holders &= holders - 1) {
     const int holder = warp() * kWarpSize + find_first_set(holders) - 1;
-    for (int v = holder + lane() * kThreads; v < row.vectors; v += kWarpSize * kThreads)
+    row.each_vector_of(holder, lane(), kWarpSize, [&](int v) {
       row.each(v, [&](float value, int column) {
         if (!(value >= threshold)) return;
         const uint32_t position = atomic_add(counter, 0, 1u);
         if (position < kBeamSelectCapacity) store(keys, position, key_of(value, column));
       });
+    });
   }
   const RowSum sum = store_sums(row, scan, reference, top);
   barrier();

@@ -8,11 +8,11 @@ constexpr int kBeamSelectThreads = 256;
 // Up to this count the best are found by groups, above it by their keys' bytes.
 constexpr int64_t kBeamSelectMostByGroups = 128;
 // Logits collected before the bytes' form takes over (very many ties, or most of a row above the threshold).
-constexpr int64_t kBeamSelectCapacity = 2048;
+constexpr int64_t kBeamSelectCapacity = 512;
 // Column numbers and those of the vectors behind a row's end stay below 2^31.
 constexpr int64_t kBeamSelectLargestGpuVocabulary = int64_t{1} << 30;
-// Groups of a row: column c of a row that begins s elements behind a multiple of 16 bytes belongs to thread
-// (c + s) / (elements in 16 bytes) % kBeamSelectThreads, and that many neighbouring threads to a group.
+// Groups of a row, each of neighbouring threads. Thread of column c in a row that begins s elements behind a multiple
+// of 16 bytes: vector v = (c + s) / (elements in 16 bytes); v modulo kBeamSelectThreads if s is 0, else v - 1.
 constexpr int64_t beam_select_gpu_groups(int64_t count) {
   return count <= 16 ? 32 : kBeamSelectThreads;
 }

@@ -122,7 +122,7 @@ struct Losses {
   float loss, nll;
 };
 FRIT_DEVICE Losses losses_of(const Row& row, float label_logit, float smoothing) {
-  // `about` is top * log2(e), rounded; what that lost is the same factor in all exponentials.
+  // `about` is near top * log2(e); how near is the same factor in all exponentials.
   const float log_sum = logf(row.sum) - fmaf(row.top, kLog2E, -row.about) * kLn2;  // about top
   const float nll = (row.top - label_logit) + log_sum;
   // Not with a smoothing of 0: a -inf logit would make it NaN.
@@ -363,20 +363,22 @@ criterion_forward_row_twice_kernel(Global<T> logits, int64_t stride, int columns
         store_span<N, Cache::kStream>(row, static_cast<int64_t>(v) * N, columns, from_float<T>(Vec<float, N>{}));
     return;
   }
+  // `about` is whole, so that parts that are about different maxima scale exactly.
+  const auto about_of = [](float top) { return rintf(top * kLog2E); };
   float top = -INFINITY, sum = 0, total = 0;
   for (int v = me; v < vectors; v += threads) {
     const Vec<float, N> x =
         values<true>(load_span<N>(row, static_cast<int64_t>(v) * N, columns, T()), bias, v * N, columns);
     float most = top;
     each_inside<N>(v * N, columns, [&](int i) { most = fmaxf(most, x[i]); });
-    const float about = most == -INFINITY ? 0.0f : most * kLog2E;
-    if (most > top) sum *= top == -INFINITY ? 0.0f : exp2_fast(top * kLog2E - about);
+    const float about = most == -INFINITY ? 0.0f : about_of(most);
+    if (most > top) sum *= top == -INFINITY ? 0.0f : exp2_fast(about_of(top) - about);
     top = most;
     each_inside<N>(v * N, columns, [&](int i) { sum += exponential(x[i], about), total += x[i]; });
   }
-  // A part's sum is about its own maximum; parts without columns have none and sum to 0.
-  const auto scaled = [](float part, float about_part, float about) {
-    return about_part == about || part == 0 ? part : part * exp2_fast((about_part - about) * kLog2E);
+  // Parts without columns have no maximum, and sum to 0.
+  const auto scaled = [&](float part, float part_top, float to_top) {
+    return part_top == to_top || part == 0 ? part : part * exp2_fast(about_of(part_top) - about_of(to_top));
   };
   const float warp_top = warp_max(top);
   sum = warp_sum(scaled(sum, top, warp_top)), total = warp_sum(total);
@@ -394,7 +396,7 @@ criterion_forward_row_twice_kernel(Global<T> logits, int64_t stride, int columns
   top = warp_max(part_top);
   sum = warp_sum(holds ? scaled(load(scratch, 32 + lane()), part_top, top) : 0.0f);
   total = warp_sum(holds ? load(scratch, 64 + lane()) : 0.0f);
-  const Row result{top, top * kLog2E, sum, total / static_cast<float>(columns)};
+  const Row result{top, about_of(top), sum, total / static_cast<float>(columns)};
   const float s = scale ? load(scale, 0) : 0.0f;
   if (scale) {
     const Gradient gradient(result, smoothing, s, columns);
