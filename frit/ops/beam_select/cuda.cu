@@ -10,7 +10,9 @@ constexpr float kLog2E = 1.4426950408889634f;
 constexpr double kLn2 = 0.69314718055994531;
 constexpr float kNaN = std::bit_cast<float>(0x7fc00000u);
 constexpr int kThreads = kBeamSelectThreads, kWarps = kThreads / kWarpSize;
-constexpr int kBatch = 8;  // vectors that a thread loads at a time
+// Vectors that a thread loads at a time: 32 elements, as many as registers hold beside their sums.
+template <typename T>
+constexpr int kBatch = 32 / kVecOf<T>;
 
 // Shared memory, in bytes: candidates' keys; a maximum a group; a histogram; and one of each warp's or the block's.
 constexpr int kKeysAt = 0, kMaximaAt = kBeamSelectCapacity * 8, kHistogramAt = kMaximaAt + kThreads * 4,
@@ -57,9 +59,9 @@ struct Row {
   // What lies outside of the row is -inf.
   FRIT_DEVICE Vec<T, N> load(int v) const { return load_span<N>(at, column(v), columns, convert<T>(-INFINITY)); }
   // The whole ones of the vectors v + u * kThreads; -inf for others.
-  FRIT_DEVICE void load_batch(int v, Vec<T, N> (&x)[kBatch]) const {
+  FRIT_DEVICE void load_batch(int v, Vec<T, N> (&x)[kBatch<T>]) const {
     FRIT_UNROLL
-    for (int u = 0; u < kBatch; ++u) {
+    for (int u = 0; u < kBatch<T>; ++u) {
       if (v + u * kThreads < whole_end) {
         x[u] = load_vec<N>(at, column(v + u * kThreads));
       } else {
@@ -248,7 +250,7 @@ beam_select_forward_groups_kernel(Global<const T> logits, int64_t stride, int co
   const Row<T> row(logits + r * stride, columns);
 
   // Maxima and sums, in one walk. The first batch is on its way before anything waits for the reference.
-  Vec<T, N> x[kBatch];
+  Vec<T, N> x[kBatch<T>];
   const float first = first_logit(row);
   row.load_batch(row.whole_begin + me, x);
   const Reference reference = reference_of(first);
@@ -256,8 +258,8 @@ beam_select_forward_groups_kernel(Global<const T> logits, int64_t stride, int co
   if (row.whole_begin > 0 && me == kThreads - 1) scan.add(row.load(0), reference.about);
   for (int v = row.whole_begin + me;;) {
     FRIT_UNROLL
-    for (int u = 0; u < kBatch; ++u) scan.add(x[u], reference.about);
-    v += kBatch * kThreads;
+    for (int u = 0; u < kBatch<T>; ++u) scan.add(x[u], reference.about);
+    v += kBatch<T> * kThreads;
     if (v >= row.whole_end) break;
     row.load_batch(v, x);
   }
