@@ -31,7 +31,7 @@ GpuBudget gpu_budget(int64_t tokens, int64_t vocabulary, DType dtype, const Opti
   int64_t live = 0;
   for (int64_t t = 0; t < tokens; ++t) live += !is_pad(t);
   const int64_t limit = 227 * 1024;
-  const CriterionBlock block = CriterionBlock::of(vocabulary, dtype);
+  const CriterionBlock block = CriterionBlock::of(vocabulary, dtype, o.bias);
   const int64_t written = 8 * tokens + (gradient ? (tokens * vocabulary + live) * size : 0);
   if (vocabulary <= criterion_warp_columns(dtype))
     return {1,
@@ -169,7 +169,7 @@ OpCase with_instances(OpCase c) {
   const int64_t vocabulary = c.inputs[0].shape[1];
   const DType dtype = c.inputs[0].dtype;
   if (vocabulary <= criterion_warp_columns(dtype)) c.forward_instances.push_back("warp");
-  if (CriterionBlock::of(vocabulary, dtype).shared_bytes <= 227 * 1024) c.forward_instances.push_back("shared");
+  if (CriterionBlock::of(vocabulary, dtype, true).shared_bytes <= 227 * 1024) c.forward_instances.push_back("shared");
   c.forward_instances.push_back("two_pass");
   return c;
 }

@@ -221,11 +221,15 @@ criterion_forward_row_per_warp_kernel(Global<T> logits, int64_t stride, int colu
 // Scratch in front of the row: whole-number sums of 32 warps, maxima and minima, flags.
 constexpr int kSumsAt = 0, kExtremesAt = 512, kFlagsAt = 768, kRowAt = 896;
 
+constexpr int shared_threads(bool has_bias) {
+  return has_bias ? 320 : 512;
+}
+
 // A thread reads from shared memory only what it brought there itself: the 16 bytes of the row at (thread + k *
 // threads) * 16. So the copies need no barrier, and the next row's begin as soon as a vector of this one is done: they
 // and the stores of one block fill the time that another block computes in.
 template <typename T, bool has_bias>
-FRIT_KERNEL(512, (has_bias ? 2 : 3))
+FRIT_KERNEL(shared_threads(has_bias), (has_bias ? 2 : 3))
 criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int columns, int64_t rows, Bias<T> bias,
                                        Global<const int32_t> labels, float smoothing, Global<const float> scale,
                                        Global<float> loss, Global<float> nll) {
@@ -420,7 +424,7 @@ void run(Context& context, const Tensor& logits, const Tensor& bias, const Tenso
          const Tensor& scale, const Tensor& loss, const Tensor& nll) {
   const int64_t rows = logits.dim(0), vocabulary = logits.dim(1), stride = logits.row_stride();
   const int columns = static_cast<int>(vocabulary);
-  const CriterionBlock block = CriterionBlock::of(vocabulary, logits.dtype());
+  const CriterionBlock block = CriterionBlock::of(vocabulary, logits.dtype(), bias.defined());
   static constexpr const char* kNames[] = {"warp", "shared", "two_pass"};
   const auto accepts = [&](int i) {
     return i == 0 ? vocabulary <= criterion_warp_columns(logits.dtype())
@@ -459,10 +463,11 @@ void run(Context& context, const Tensor& logits, const Tensor& bias, const Tenso
 
 }  // namespace
 
-CriterionBlock CriterionBlock::of(int64_t vocabulary, DType dtype) {
+CriterionBlock CriterionBlock::of(int64_t vocabulary, DType dtype, bool bias) {
   // Vectors of a row that begins as far behind a multiple of 16 bytes as it can; about 8 a thread.
   const int64_t n = 16 / size_of(dtype), vectors = (vocabulary + 2 * n - 2) / n, threads = (vectors + 255) / 256 * 32;
-  return {static_cast<int>(threads < 64 ? 64 : threads > 512 ? 512 : threads), kRowAt + vectors * 16};
+  const int64_t most = shared_threads(bias);
+  return {static_cast<int>(threads < 64 ? 64 : threads > most ? most : threads), kRowAt + vectors * 16};
 }
 int64_t CriterionBlock::blocks(int64_t rows, int64_t shared_bytes_limit, int multiprocessors) const {
   // A multiprocessor has 1 KB of shared memory a block beside what a block may use, and here runs 1536 threads (40

@@ -11,11 +11,12 @@ constexpr int64_t kLargestGpuVocabulary = int64_t{1} << 30;
 int64_t criterion_warp_columns(DType dtype);
 constexpr int kCriterionTwoPassThreads = 512;
 
-// How a block that holds its row in shared memory is shaped; decided by the row's length alone.
+// How a block that holds its row in shared memory is shaped; decided by the row's length and by whether
+// there is a bias (which takes more registers, so fewer threads).
 struct CriterionBlock {
   int threads = 0;
   int64_t shared_bytes = 0;
-  static CriterionBlock of(int64_t vocabulary, DType dtype);
+  static CriterionBlock of(int64_t vocabulary, DType dtype, bool bias);
   // Blocks of a launch over `rows` rows: what fits at once on `multiprocessors`, where a block may have
   // `shared_bytes_limit`; each walks its share of the rows.
   int64_t blocks(int64_t rows, int64_t shared_bytes_limit, int multiprocessors) const;
