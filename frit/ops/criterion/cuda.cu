@@ -232,7 +232,7 @@ template <typename T, bool has_bias>
 FRIT_KERNEL(shared_threads(has_bias), (has_bias ? 2 : 3))
 criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int columns, int64_t rows, Bias<T> bias,
                                        Global<const int32_t> labels, float smoothing, Global<const float> scale,
-                                       Global<float> loss, Global<float> nll) {
+                                       Global<float> loss, Global<float> nll, int multiprocessors) {
   wait_for_previous();
   constexpr int N = kVecOf<T>;
   const Shared<int64_t> sums_scratch = shared_array<int64_t>(kSumsAt);
@@ -257,20 +257,25 @@ criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int col
                    load_span<N>(row, static_cast<int64_t>(last) * N - shift, columns, T()));
   };
 
-  int64_t r = block_index();
-  int label = load(labels, r);
-  if (!dead(label, columns)) {
-    const Global<T> row = logits + r * stride;
+  const auto fetch = [&](const Global<T>& row) {
     const int shift = row_shift(row), vectors = vectors_of(shift);
     for (int v = me; v < vectors; v += threads) fetch_whole(row, shift, v);
     fetch_ends(row, shift);
-  }
-  for (int64_t next; r < rows; r = next) {
+  };
+
+  int64_t r = block_index();
+  int label = load(labels, r);
+  if (!dead(label, columns)) fetch(logits + r * stride);
+  // Blocks that share a multiprocessor begin together; so that they do not go on in step, all computing and all waiting
+  // for memory at the same time, the second of them fetches its second row late, the third its second and third.
+  int64_t late = block_index() / multiprocessors;
+  for (int64_t next; r < rows; r = next, --late) {
     next = r + block_count();
     const Global<T> row = logits + r * stride, next_row = logits + (next < rows ? next : r) * stride;
     const int shift = row_shift(row), vectors = vectors_of(shift), next_shift = row_shift(next_row);
     const int next_label = next < rows ? load(labels, next) : -1;
-    const int next_vectors = dead(next_label, columns) ? 0 : vectors_of(next_shift);
+    const bool next_dead = dead(next_label, columns);
+    const int next_vectors = next_dead || late > 0 ? 0 : vectors_of(next_shift);
     if (dead(label, columns)) {
       if (me == 0) store(loss, r, dead_losses(label).loss), store(nll, r, dead_losses(label).nll);
       for (int v = me; v < vectors || v < next_vectors; v += threads) {
@@ -340,7 +345,10 @@ criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int col
         if (scale) store(row, label, convert<T>(label_gradient(result, label_logit, smoothing, s, columns)));
       }
     }
-    if (next_vectors > 0) fetch_ends(next_row, next_shift);
+    if (next_vectors > 0)
+      fetch_ends(next_row, next_shift);
+    else if (!next_dead)
+      fetch(next_row);
     label = next_label;
   }
 }
@@ -454,7 +462,7 @@ void run(Context& context, const Tensor& logits, const Tensor& bias, const Tenso
     launch(context, "criterion_forward_row_in_shared_kernel", kernel,
            {block.blocks(rows, context.gpu().shared_bytes_limit(), context.gpu().multiprocessors()), block.threads,
             block.shared_bytes},
-           x, stride, columns, rows, b, l, smoothing, s, out, out_nll);
+           x, stride, columns, rows, b, l, smoothing, s, out, out_nll, context.gpu().multiprocessors());
   } else {
     launch(context, "criterion_forward_row_twice_kernel", criterion_forward_row_twice_kernel<T>,
            {rows, kCriterionTwoPassThreads, 96 * 4}, x, stride, columns, b, l, smoothing, s, out, out_nll);
