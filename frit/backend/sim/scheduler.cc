@@ -299,27 +299,26 @@ constexpr const char* kWarpBarrier = "warp_barrier";
 void Machine::meet(uint32_t mask, const char* what, const void* value, int bytes) {
   Thread& me = *current;
   Warp& warp = *me.warp;
+  if (!(mask & me.bit)) [[unlikely]]
+    fault(
+        fmt::format("calls {} with the mask {:#010x}, which lacks its own lane {}", what, mask, me.place.thread & 31));
   Meeting* meeting = nullptr;
   for (int i = 0; i < warp.meetings; ++i) {
     Meeting& other = warp.meeting[i];
-    if (other.mask == mask && other.what == what && other.bytes == bytes) {
-      meeting = &other;
-    } else if (other.mask & mask) {
-      if (other.mask != mask)
-        fault(fmt::format("comes to {} with the mask {:#010x}, while {} of its warp wait at {} with the mask {:#010x}",
-                          what, mask, lanes_text(other.arrived), other.what, other.mask));
-      if (std::string_view(other.what) == what && other.bytes == bytes) {
-        meeting = &other;
-        continue;
-      }
-      fault(fmt::format("comes to {} of {} bytes, while {} of its warp wait at {} of {} bytes", what, bytes,
-                        lanes_text(other.arrived), other.what, other.bytes));
+    if (other.mask != mask) {
+      // Lanes that wait for this one, and that it would wait for at another place. The others may come later, both
+      // ways.
+      if (!(other.mask & me.bit) || !(other.arrived & mask)) continue;
+      fault(fmt::format(
+          "comes to {} with the mask {:#010x}, while {} of its warp wait for it at {} with the mask {:#010x}", what,
+          mask, lanes_text(other.arrived), other.what, other.mask));
     }
+    if ((other.what != what && std::string_view(other.what) != what) || other.bytes != bytes)
+      fault(fmt::format("comes to {} of {} bytes, while {} of its warp wait for it at {} of {} bytes", what, bytes,
+                        lanes_text(other.arrived), other.what, other.bytes));
+    meeting = &other;
   }
   if (!meeting) {
-    if (!(mask & me.bit))
-      fault(fmt::format("calls {} with the mask {:#010x}, which lacks its own lane {}", what, mask,
-                        me.place.thread & 31));
     if (mask & ~warp.lanes)
       fault(fmt::format(
           "calls {} with the mask {:#010x}: the mask names lanes that do not exist in a block of {} threads", what,
