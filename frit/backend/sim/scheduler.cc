@@ -1,24 +1,17 @@
 // The simulator's threads: fibers, barriers and warp collectives.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <bit>
 
-#include <boost/context/detail/fcontext.hpp>
 #include <cstring>
-#include <new>
 #include <string_view>
+#include <utility>
 
 #include "frit/backend/sim/internal.h"
 #include "frit/core/error.h"
 
 namespace frit::sim {
 
-namespace context = boost::context::detail;
-
 namespace {
-
-constexpr size_t kStackBytes = 64 * 1024;
 
 [[gnu::tls_model("initial-exec")]] constinit thread_local Machine* machine_of_thread = nullptr;
 
@@ -34,51 +27,12 @@ std::string lanes_text(uint32_t mask) {
   return (count == 1 ? "lane " : "lanes ") + text;
 }
 
-void enter_fiber(context::transfer_t from) {
-  static_cast<Fiber*>(from.data)->context = from.fctx;
-  machine_of_thread->run_threads();
-}
-
 }  // namespace
 
 [[gnu::tls_model("initial-exec")]] constinit thread_local const Place* detail::place_of_thread = nullptr;
 
 Machine& running_machine() {
   return *machine_of_thread;
-}
-
-void Machine::switch_to(Fiber& to) {
-  Fiber* from = running;
-  running = &to;
-  const context::transfer_t back = context::jump_fcontext(to.context, from);
-  static_cast<Fiber*>(back.data)->context = back.fctx;
-}
-
-Fiber& Machine::free_fiber() {
-  if (free_fibers.empty()) {
-    auto fiber = std::make_unique<Fiber>();
-    fiber->stack_bytes = kStackBytes;
-    void* stack =
-        mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (stack == MAP_FAILED) throw std::bad_alloc();
-    fiber->stack = static_cast<char*>(stack);
-    free_fibers.push_back(fiber.get());
-    fibers.push_back(std::move(fiber));
-  }
-  Fiber* fiber = free_fibers.back();
-  free_fibers.pop_back();
-  if (!fiber->context) {
-    // Stacks begin at different offsets, else they all fall into the same sets of the caches.
-    const size_t colour = (reinterpret_cast<uintptr_t>(fiber->stack) / kStackBytes) % 32 * 320;
-    fiber->context =
-        context::make_fcontext(fiber->stack + fiber->stack_bytes - colour, fiber->stack_bytes - colour, enter_fiber);
-  }
-  return *fiber;
-}
-
-void Machine::reset_fibers() {
-  free_fibers.clear();
-  for (auto& fiber : fibers) fiber->context = nullptr, free_fibers.push_back(fiber.get());
 }
 
 void Machine::launch() {
@@ -89,7 +43,7 @@ void Machine::launch() {
   launch_floor = static_cast<Record>(serial + 1) << kSerialShift;
   blocks_done = 0, most_barriers = 0;
   begin_block();
-  running = &main;
+  enter_main();
   switch_to(free_fiber());
   detail::place_of_thread = nullptr;
   machine_of_thread = outer;
@@ -339,9 +293,6 @@ void Machine::meet(uint32_t mask, const char* what, const void* value, int bytes
       warp.free_slots.pop_back();
       meeting->slots->holders = std::popcount(mask);
     }
-  } else if (!(mask & me.bit)) {
-    fault(
-        fmt::format("calls {} with the mask {:#010x}, which lacks its own lane {}", what, mask, me.place.thread & 31));
   }
   if (bytes) {
     if (me.slots && --me.slots->holders == 0) warp.free_slots.push_back(me.slots);
