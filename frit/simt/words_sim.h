@@ -28,8 +28,8 @@ FRIT_DEVICE int64_t block_count() {
   return sim::place().blocks;
 }
 
-FRIT_DEVICE void barrier() {
-  sim::barrier();
+FRIT_DEVICE void barrier(std::source_location where = std::source_location::current()) {
+  sim::barrier(where);
 }
 FRIT_DEVICE void warp_barrier(uint32_t mask = kFullMask) {
   sim::warp_barrier(mask);

@@ -178,7 +178,8 @@ class Machine {
   int fresh = 0, ended = 0, at_barrier = 0;
   std::array<uint16_t, 1024> ready;
   uint32_t ready_head = 0, ready_tail = 0;
-  const Thread* barrier_first = nullptr;
+  const Thread* barrier_first = nullptr;  // the first that came to the barrier, and where
+  std::source_location barrier_where;
 
   Fiber main;
   std::vector<std::unique_ptr<Fiber>> fibers;

@@ -27,6 +27,12 @@ std::string lanes_text(uint32_t mask) {
   return (count == 1 ? "lane " : "lanes ") + text;
 }
 
+std::string place_text(const std::source_location& where) {
+  const std::string_view file = where.file_name();
+  const size_t root = file.rfind("frit/");
+  return fmt::format("{} line {}", file.substr(root == std::string_view::npos ? 0 : root), where.line());
+}
+
 }  // namespace
 
 [[gnu::tls_model("initial-exec")]] constinit thread_local const Place* detail::place_of_thread = nullptr;
@@ -106,8 +112,8 @@ void Machine::end_thread() {
   Thread& t = *current;
   Warp& warp = *t.warp;
   if (at_barrier) {
-    fault(fmt::format("ends, while {} of {} threads wait at barrier() (first thread {})", at_barrier, thread_total,
-                      barrier_first->place.thread));
+    fault(fmt::format("ends, while {} of {} threads wait at the barrier() of {} (first thread {})", at_barrier,
+                      thread_total, place_text(barrier_where), barrier_first->place.thread));
   }
   for (int i = 0; i < warp.meetings; ++i)
     if (warp.meeting[i].mask & t.bit)
@@ -195,7 +201,7 @@ void release_to_last_block() {
   if (m.releases < kMaxRelease) ++m.releases;
 }
 
-void barrier() {
+void barrier(const std::source_location& where) {
   Machine& m = running_machine();
   Thread& me = *m.current;
   Warp& warp = *me.warp;
@@ -203,8 +209,18 @@ void barrier() {
     if (warp.meeting[i].mask & me.bit)
       m.fault(fmt::format("comes to barrier(), while {} of its warp wait for it at {}",
                           lanes_text(warp.meeting[i].arrived), warp.meeting[i].what));
-  if (m.ended) m.fault(fmt::format("waits at barrier(), but {} of {} threads have ended", m.ended, m.thread_total));
-  if (m.at_barrier == 0) m.barrier_first = &me;
+  if (m.ended)
+    m.fault(fmt::format("waits at the barrier() of {}, but {} of {} threads have ended", place_text(where), m.ended,
+                        m.thread_total));
+  if (m.at_barrier == 0) {
+    m.barrier_first = &me, m.barrier_where = where;
+  } else if (where.line() != m.barrier_where.line() ||
+             (where.file_name() != m.barrier_where.file_name() &&
+              std::string_view(where.file_name()) != m.barrier_where.file_name())) {
+    m.fault(fmt::format("comes to the barrier() of {}, while {} of {} threads wait at that of {} (first thread {})",
+                        place_text(where), m.at_barrier, m.thread_total, place_text(m.barrier_where),
+                        m.barrier_first->place.thread));
+  }
   if (++m.at_barrier < m.thread_total) {
     warp.at_barrier |= me.bit;
     m.suspend();
