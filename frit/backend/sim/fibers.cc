@@ -21,6 +21,7 @@
 #endif
 #endif
 #ifdef FRIT_SIM_ASAN
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 #ifdef FRIT_SIM_TSAN
@@ -62,6 +63,7 @@ void announce_arrive([[maybe_unused]] Fiber& here, [[maybe_unused]] Fiber& from)
 void announce_new([[maybe_unused]] Fiber& fiber) {
 #ifdef FRIT_SIM_ASAN
   fiber.sanitizer = nullptr;
+  __asan_unpoison_memory_region(fiber.stack, fiber.stack_bytes);  // frames that a fault left behind
 #endif
 #ifdef FRIT_SIM_TSAN
   if (fiber.sanitizer) __tsan_destroy_fiber(fiber.sanitizer);
