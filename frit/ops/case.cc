@@ -531,6 +531,9 @@ std::vector<std::string> check(const OpCase& c, Gpu* gpu, const Forced& forced =
       if (c.backward) run.backward(context, false);
       if (gpu) gpu->synchronize();
     };
+#if !FRIT_CUDA
+    if (gpu) static_cast<sim::SimGpu*>(gpu)->set_detailed_counts(false);  // sectors and banks: tests of their own
+#endif
     ThreadPool three(gpu ? 1 : 3), one(1);
     Memory memory(gpu);
     auto context = make_context(three, memory);
