@@ -275,6 +275,23 @@ FRIT_DEVICE float reciprocal_fast(float x) {
 FRIT_DEVICE float rsqrt(float x) {
   return rsqrtf(x);
 }
+// Each rounded on its own, to nearest even, whatever the compiler's flags: never a part of a fused multiply-add, so the
+// bits are the CPU's. div_rn and sqrt_rn cost about 8 instructions.
+FRIT_DEVICE float add_rn(float a, float b) {
+  return __fadd_rn(a, b);
+}
+FRIT_DEVICE float sub_rn(float a, float b) {
+  return __fsub_rn(a, b);
+}
+FRIT_DEVICE float mul_rn(float a, float b) {
+  return __fmul_rn(a, b);
+}
+FRIT_DEVICE float div_rn(float a, float b) {
+  return __fdiv_rn(a, b);
+}
+FRIT_DEVICE float sqrt_rn(float x) {
+  return __fsqrt_rn(x);
+}
 FRIT_DEVICE float tanh_fast(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -274,6 +274,21 @@ FRIT_DEVICE float reciprocal_fast(float x) {
 FRIT_DEVICE float rsqrt(float x) {
   return 1.0f / std::sqrt(x);
 }
+FRIT_DEVICE float add_rn(float a, float b) {
+  return a + b;
+}
+FRIT_DEVICE float sub_rn(float a, float b) {
+  return a - b;
+}
+FRIT_DEVICE float mul_rn(float a, float b) {
+  return a * b;
+}
+FRIT_DEVICE float div_rn(float a, float b) {
+  return a / b;
+}
+FRIT_DEVICE float sqrt_rn(float x) {
+  return std::sqrt(x);
+}
 FRIT_DEVICE float tanh_fast(float x) {
   return std::tanh(x);
 }
