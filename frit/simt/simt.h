@@ -51,7 +51,7 @@ constexpr int kVecOf = 16 / sizeof(T);
 //   shuffle, shuffle_xor, shuffle_down, shuffle_up, ballot        of the lanes of mask; each must be reached by all of
 //   them Global<T>                      pointer into a tensor; + moves it; false when the operand was not given
 //   load<cache>(g, i) store<cache>(g, i, x) load_vec<N, cache>(g, i) store_vec<N, cache>(g, i, v)   vectors must be
-//   aligned atomic_add atomic_max atomic_or shared_array<T>(offset bytes)  the block's dynamic shared memory; load,
+//   aligned atomic_add atomic_max atomic_or prefetch shared_array<T>(offset bytes)  the block's dynamic shared memory; load,
 //   store, load_vec, store_vec, atomic_add on Shared<T> copy_async16(shared, i, global, j, valid) copy_async_commit()
 //   copy_async_wait<groups left>()   16 bytes, zeros when !valid ldmatrix_x4 ldmatrix_x4_transposed ldmatrix_x2
 //   ldmatrix_x2_transposed    8x8 matrices of 16-bit elements mma_m16n8k16<bfloat16 | float16>(d, a, b) d += a b, fp32

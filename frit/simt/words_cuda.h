@@ -153,6 +153,12 @@ FRIT_DEVICE uint32_t atomic_or(const Global<uint32_t>& to, int64_t i, uint32_t v
   return atomicOr(to.raw() + i, value);
 }
 
+// Asks the L2 cache for the 128 bytes around element i, which must lie in the tensor; nothing waits for them.
+template <typename T>
+FRIT_DEVICE void prefetch(const Global<T>& from, int64_t i) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from.raw() + i));
+}
+
 template <typename T>
 class Shared {
  public:

@@ -148,6 +148,10 @@ FRIT_DEVICE uint32_t atomic_or(const Global<uint32_t>& to, int64_t i, uint32_t v
   return before;
 }
 
+// A hint: neither a read nor counted.
+template <typename T>
+FRIT_DEVICE void prefetch(const Global<T>&, int64_t) {}
+
 template <typename T>
 class Shared {
   static_assert(sizeof(T) >= 2, "shared memory is checked in pieces of two bytes");

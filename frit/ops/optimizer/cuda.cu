@@ -109,7 +109,7 @@ struct Blocks {
 };
 
 template <bool kAdam, Precision kPrecision, typename P, typename G>
-FRIT_KERNEL(kThreads, 4)
+FRIT_KERNEL(kThreads, 3)
 optimizer_step_kernel(OptimizerConstants given, Global<const float> prepared, Blocks<P, G> b) {
   wait_for_previous();
   constexpr bool kMaster = keeps_master(kPrecision), kResidual = kPrecision == Precision::kBF16Residual;
