@@ -11,6 +11,7 @@
 #define FRIT_KERNEL(max_threads, min_blocks) inline void
 #define FRIT_DEVICE inline
 #define FRIT_UNROLL
+#define FRIT_UNROLL_BY(n)
 
 namespace frit::simt {
 

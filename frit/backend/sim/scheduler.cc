@@ -103,6 +103,7 @@ void Machine::launch() {
 void Machine::next_serial() {
   if (serial == 0xffffffffu) fault("the launch has more than 4 billion barriers and blocks");
   ++serial;
+  lane_set_count = 32;
 }
 
 void Machine::begin_block() {
