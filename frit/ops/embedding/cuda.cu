@@ -74,7 +74,7 @@ struct Lookup {
 
 // A warp a token; a lane has kVectors vectors of its row at a time.
 template <typename T, int kVectors>
-FRIT_KERNEL(kThreads, 4)
+FRIT_KERNEL(kThreads, kVectors == 1 ? 4 : 3)
 embedding_forward_row_per_warp_kernel(Lookup<T> a) {
   wait_for_previous();
   constexpr int kN = kVecOf<T>;
@@ -87,7 +87,7 @@ embedding_forward_row_per_warp_kernel(Lookup<T> a) {
   const int shift = row_shift(y), vectors = (a.columns + shift + kN - 1) / kN;
   int64_t position = 0;
   for (int first = 0; first < vectors; first += kWarpSize * kVectors) {
-    Vec<T, kN> word[kVectors] = {}, place[kVectors] = {};
+    Vec<T, kN> word[kVectors] = {};
     const auto each = [&](auto&& f) {
       FRIT_UNROLL
       for (int k = 0; k < kVectors; ++k) {
@@ -105,13 +105,12 @@ embedding_forward_row_per_warp_kernel(Lookup<T> a) {
         }
         real = position >= 0 && position < a.places;
       }
-      if (real)
-        each([&](int k, int column) {
-          place[k] = load_anywhere<kN, Cache::kDefault>(a.positions + position * a.positions_stride, column, a.columns);
-        });
     }
     each([&](int k, int column) {
-      const Vec<float, kN> w = to_float(word[k]), p = to_float(place[k]);
+      Vec<T, kN> place = {};
+      if (a.positions && real)
+        place = load_anywhere<kN, Cache::kDefault>(a.positions + position * a.positions_stride, column, a.columns);
+      const Vec<float, kN> w = to_float(word[k]), p = to_float(place);
       Vec<float, kN> sum;
       FRIT_UNROLL
       for (int i = 0; i < kN; ++i) sum[i] = real ? w[i] * a.scale + p[i] : 0.0f;
@@ -309,7 +308,7 @@ FRIT_DEVICE void sum_run(const Sums<T, O>& a, int from, int to, int first, int s
 // row of the result each, and write it unless its run is long. A run is long if it has more tokens than a piece: then
 // at most two of them meet in a piece, one that goes on from the piece before and one that begins.
 template <typename T, typename O, int kVectors>
-FRIT_KERNEL(kThreads, 3)
+FRIT_KERNEL(kThreads, kVectors == 1 ? 4 : 3)
 embedding_backward_rows_kernel(Sums<T, O> a) {
   wait_for_previous();
   constexpr int kN = kVecOf<T>, kOut = kVecOf<O>;
@@ -431,20 +430,21 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
   }
 }
 
-constexpr const char* kInstances[] = {"1_vector", "4_vectors"};
+// Vectors of 16 bytes that a lane takes of a row at a time, by instance.
+constexpr int kForwardVectors[] = {1, 4}, kBackwardVectors[] = {1, 2};
+constexpr const char *kForwardInstances[] = {"1_vector", "4_vectors"}, *kBackwardInstances[] = {"1_vector", "2_vectors"};
 
-// Vectors of 16 bytes that a lane takes of a row at a time.
-int vectors_for(Context& context, const char* op, int64_t columns, int64_t bytes) {
-  return choose_instance(context, op, fmt::format("{}x{}", columns, bytes), kInstances, columns * bytes > 16 * kWarpSize,
+int choose(Context& context, const char* op, const char* const (&names)[2], int64_t columns, int64_t bytes) {
+  return choose_instance(context, op, fmt::format("{}x{}", columns, bytes), names, columns * bytes > 16 * kWarpSize,
                          [](int) { return true; });
 }
 // f(std::integral_constant<int, vectors>()) of instance i.
-template <typename F>
-void with_vectors(int instance, F&& f) {
-  if (instance == 0)
-    f(std::integral_constant<int, 1>());
+template <const int (&vectors)[2], typename F>
+void with_vectors(int i, F&& f) {
+  if (i == 0)
+    f(std::integral_constant<int, vectors[0]>());
   else
-    f(std::integral_constant<int, 4>());
+    f(std::integral_constant<int, vectors[1]>());
 }
 
 // out[k] (+)= scale * sum over tokens with key k of mask/keep * dy.
@@ -479,7 +479,7 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
                          scale,
                          accumulate,
                          dropout};
-      with_vectors(instance, [&](auto vectors) {
+      with_vectors<kBackwardVectors>(instance, [&](auto vectors) {
         launch(context, "embedding_backward_rows_kernel", embedding_backward_rows_kernel<T, O, vectors.value>,
                {(pieces + keys.count + kWarps - 1) / kWarps, kThreads}, a);
       });
@@ -499,7 +499,7 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
 
 void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Tensor& y) {
   if (y.numel() == 0) return;
-  const int instance = vectors_for(context, "embedding_forward", y.dim(1), size_of(y.dtype()));
+  const int instance = choose(context, "embedding_forward", kForwardInstances, y.dim(1), size_of(y.dtype()));
   dispatch_float(y.dtype(), [&]<typename T>(T) {
     const bool placed = args.positions.defined();
     const Lookup<T> a{global<const int32_t>(args.ids),
@@ -519,7 +519,7 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
                       static_cast<int32_t>(y.dim(1)),
                       args.scale,
                       args.dropout};
-    with_vectors(instance, [&](auto vectors) {
+    with_vectors<kForwardVectors>(instance, [&](auto vectors) {
       launch(context, "embedding_forward_row_per_warp_kernel", embedding_forward_row_per_warp_kernel<T, vectors.value>,
              {(y.dim(0) + kWarps - 1) / kWarps, kThreads}, a);
     });
@@ -530,7 +530,7 @@ void embedding_backward_gpu(Context& context, const EmbeddingArgs& args, const T
                             bool accumulate, const Tensor& dtable, const Tensor& dpositions) {
   const int64_t tokens = dy.dim(0);
   if (dy.dim(1) == 0) return;
-  const int instance = vectors_for(context, "embedding_backward", dy.dim(1), size_of(dy.dtype()));
+  const int instance = choose(context, "embedding_backward", kBackwardInstances, dy.dim(1), size_of(dy.dtype()));
   Keys keys{global<const int32_t>(args.ids),
             global<const int32_t>(args.offsets),
             tokens,

@@ -148,8 +148,10 @@ optimizer_step_kernel(OptimizerConstants given, Global<const float> prepared, Bl
     const int64_t offset = k * (kWarpSize * kGroup), at = column + offset;
     const Four gradient = to_float(g[k]);
     if constexpr (kResidual) {
+      const Vec<P, kGroup>& high_half = narrow[k];
+      const Vec<bfloat16, kGroup>& low_half = low[k];
       FRIT_UNROLL
-      for (int i = 0; i < kGroup; ++i) p[k][i] = join_float({narrow[k][i].bits, low[k][i].bits});
+      for (int i = 0; i < kGroup; ++i) p[k][i] = join_float({high_half[i].bits, low_half[i].bits});
     } else if constexpr (!kMaster) {
       p[k] = to_float(narrow[k]);
     }
