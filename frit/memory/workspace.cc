@@ -13,8 +13,8 @@ constexpr int64_t align_slice(int64_t n) {
   return (n + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment;
 }
 
-constexpr Precision kPrecisions[] = {Precision::kF32, Precision::kBF16Master, Precision::kBF16Stochastic,
-                                     Precision::kBF16Residual, Precision::kF16Master, Precision::kF16Stochastic};
+constexpr Precision kPrecisions[] = {Precision::kF32,          Precision::kBF16Master, Precision::kBF16Stochastic,
+                                     Precision::kBF16Residual, Precision::kF16Master,  Precision::kF16Stochastic};
 
 template <typename Map>
 [[noreturn]] void fail_unknown(const char* what, std::string_view name, const Map& known) {

@@ -28,9 +28,9 @@ const char* name_of(Precision precision);
 Precision parse_precision(std::string_view name);
 // The dtype of parameters and activations.
 constexpr DType compute_dtype(Precision p) {
-  return p == Precision::kF32                                            ? DType::kF32
+  return p == Precision::kF32                                           ? DType::kF32
          : p == Precision::kF16Master || p == Precision::kF16Stochastic ? DType::kF16
-                                                                         : DType::kBF16;
+                                                                        : DType::kBF16;
 }
 // Does an fp32 copy of the parameters stand beside them?
 constexpr bool keeps_master(Precision p) {

@@ -90,8 +90,8 @@ TEST(Precision, Names) {
                       Precision::kF16Master, Precision::kF16Stochastic})
     EXPECT_EQ(parse_precision(name_of(p)), p);
   const std::string message = message_of([] { parse_precision("fp16"); });
-  for (const char* name : {"name fp16,", "fp32", "bf16-master", "bf16-stochastic", "bf16-residual", "fp16-master",
-                           "fp16-stochastic"})
+  for (const char* name :
+       {"name fp16,", "fp32", "bf16-master", "bf16-stochastic", "bf16-residual", "fp16-master", "fp16-stochastic"})
     EXPECT_NE(message.find(name), std::string::npos) << message;
 }
 

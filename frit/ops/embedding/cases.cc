@@ -15,8 +15,8 @@ struct Options {
   DType gradient = DType::kF32;
   int64_t stride = 0;  // of the table and the positions
   int64_t places = 40;
-  int64_t tail = 0;     // tokens behind the last sequence, and ids out of range: a GPU takes them for nothing
-  bool counts = false;  // no word has more tokens than a piece: what backward reads on a GPU is known
+  int64_t tail = 0;        // tokens behind the last sequence, and ids out of range: a GPU takes them for nothing
+  bool counts = false;     // no word has more tokens than a piece: what backward reads on a GPU is known
   bool instances = false;  // every instance of the kernels is forced
   Fill ids = nullptr;
   const char* note = "";
@@ -82,9 +82,8 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
       }
   };
   const int64_t size = size_of(dtype);
-  c.forward_budget = {
-      tokens * width == 0 ? 0 : 1, 0,
-      tokens * (4 + width * size * 2) + (o.positions ? std::min(tokens, places) * width * size : 0)};
+  c.forward_budget = {tokens * width == 0 ? 0 : 1, 0,
+                      tokens * (4 + width * size * 2) + (o.positions ? std::min(tokens, places) * width * size : 0)};
   c.incoming = {"y"};
   c.differentiable = c.accumulates = {"table"};
   const bool learned = o.positions && o.learned;
@@ -124,9 +123,9 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
   const bool aligned = width * size % 16 == 0 && o.stride == 0, found = o.positions && !o.position_ids;
   c.forward_gpu.launches = tokens * width > 0;
   c.forward_gpu.barriers = c.forward_gpu.atomics = c.forward_gpu.scratch_bytes = 0;
-  if (aligned && o.tail == 0 && sequences <= 32) {
-    c.forward_gpu.read_bytes = tokens * (32 * 4 * (o.positions ? 3 : 2) + (found ? sequences * 4 : 0) +
-                                         width * size * (o.positions ? 2 : 1));
+  if (aligned && width > 0 && o.tail == 0 && sequences <= 32) {
+    c.forward_gpu.read_bytes =
+        tokens * (32 * 4 * (o.positions ? 3 : 2) + (found ? sequences * 4 : 0) + width * size * (o.positions ? 2 : 1));
     c.forward_gpu.written_bytes = tokens * width * size;
   }
   const int64_t pieces = (tokens + kEmbeddingPiece - 1) / kEmbeddingPiece;
@@ -134,22 +133,23 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
     return static_cast<int64_t>(align_up((rows + 1) * 4) + align_up(tokens * 4) + align_up(pieces * 4) +
                                 align_up(2 * pieces * ((width + 3) / 4 * 4) * 4));
   };
-  c.backward_gpu.launches = width == 0 ? 0 : (tokens > 0 ? 3 : 2) * (learned ? 2 : 1) + (learned && found && tokens > 0);
+  c.backward_gpu.launches =
+      width == 0 ? 0 : (tokens > 0 ? 3 : 2) * (learned ? 2 : 1) + (learned && found && tokens > 0);
   c.backward_gpu.scratch_bytes =
       width == 0 ? 0
-      : learned  ? std::max(scratch(vocabulary), scratch(places) + (found ? static_cast<int64_t>(align_up(tokens * 4)) : 0))
-                 : scratch(vocabulary);
+      : learned
+          ? std::max(scratch(vocabulary), scratch(places) + (found ? static_cast<int64_t>(align_up(tokens * 4)) : 0))
+          : scratch(vocabulary);
   c.backward_gpu.atomics = 0;
   if (aligned && o.counts && !learned) {
     const int64_t owners = (vocabulary + 255) / 256, vectors = width * size / 16;
-    const int64_t visits = vectors <= 32 ? 1 : (vectors + 63) / 64;  // of a row's tokens: 2 vectors a lane
-    c.backward_gpu.barriers = 4;                   // of the sort
-    c.backward_gpu.read_bytes = owners * (1024 * 4 + 2 * tokens * 4) +          // sort: the last offset, the ids twice
-                                pieces * 32 * (4 + 8 * 4) +                     // what a piece needs to know of its runs
+    const int64_t visits = vectors <= 32 ? 1 : (vectors + 63) / 64;     // of a row's tokens: 2 vectors a lane
+    c.backward_gpu.barriers = 4;                                        // of the sort
+    c.backward_gpu.read_bytes = owners * (1024 * 4 + 2 * tokens * 4) +  // sort: the last offset, the ids twice
+                                pieces * 32 * (4 + 8 * 4) +             // what a piece needs to know of its runs
                                 vocabulary * 32 * 8 + visits * tokens * 32 * 4 +  // a row's tokens, in every lane
                                 tokens * width * size + (width + 127) / 128 * pieces * 8 * 4;
-    c.backward_gpu.written_bytes =
-        (vocabulary + 1 + tokens + pieces) * 4 + vocabulary * width * size_of(o.gradient);
+    c.backward_gpu.written_bytes = (vocabulary + 1 + tokens + pieces) * 4 + vocabulary * width * size_of(o.gradient);
   }
   if (o.tail > 0) {
     c.incoming_fill = [=](CaseRandom& random, Array& a) {
@@ -201,8 +201,8 @@ std::vector<OpCase> embedding_cases() {
     // No word has many tokens: what is read and written is known.
     for (int64_t width : {64, 512, 1024}) {
       cases.push_back(make({3, 11, 2}, width, 300, dtype, {.learned = false, .counts = true, .note = "/counted"}));
-      cases.push_back(make({16}, width, 257, dtype,
-                           {.positions = false, .gradient = dtype, .counts = true, .note = "/counted"}));
+      cases.push_back(
+          make({16}, width, 257, dtype, {.positions = false, .gradient = dtype, .counts = true, .note = "/counted"}));
     }
     for (int64_t width : {40, 65}) {
       cases.push_back(make({30, 7, 5}, width, 9, dtype, {.tail = 22}));

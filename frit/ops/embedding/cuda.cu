@@ -95,7 +95,8 @@ embedding_forward_row_per_warp_kernel(Lookup<T> a) {
         if (j < vectors) f(k, j * kN - shift);
       }
     };
-    if (real) each([&](int k, int column) { word[k] = load_anywhere<kN, Cache::kDefault>(word_row, column, a.columns); });
+    if (real)
+      each([&](int k, int column) { word[k] = load_anywhere<kN, Cache::kDefault>(word_row, column, a.columns); });
     if (a.positions) {
       if (first == 0 && real) {  // behind the loads above, so that they overlap
         if (a.position_ids) {
@@ -163,7 +164,7 @@ embedding_backward_sort_kernel(Keys a, Global<int32_t> starts, Global<int32_t> o
   for (int64_t at = (block_index() * kSortThreads + thread_index()) * kLine; at < fetch_bytes;
        at += block_count() * kSortThreads * kLine)
     prefetch(fetch, at);
-  const auto counts = shared_array<int32_t>(0);  // [warp][owned key]
+  const auto counts = shared_array<int32_t>(0);                                     // [warp][owned key]
   const auto below = shared_array<int32_t>(kSortWarps * kOwned * sizeof(int32_t));  // by warp: tokens of lower keys
   const auto sums = below + kWarpSize;                                              // by warp: tokens of its keys
   const int32_t low = static_cast<int32_t>(block_index()) * kOwned;
@@ -268,8 +269,8 @@ struct Sums {
   Global<const int32_t> keys, starts, order;
   Global<const T> dy;
   Global<O> out;
-  Global<float> partials;   // [2 * pieces, partials_stride]
-  Global<int32_t> finish;   // [pieces]: the long run that begins in the piece, or -1
+  Global<float> partials;  // [2 * pieces, partials_stride]
+  Global<int32_t> finish;  // [pieces]: the long run that begins in the piece, or -1
   int64_t dy_stride, out_stride, pieces;
   int32_t count, columns, partials_stride;
   float scale;
@@ -304,73 +305,69 @@ FRIT_DEVICE void sum_run(const Sums<T, O>& a, int from, int to, int first, int s
   }
 }
 
-// The first warps take a piece of kEmbeddingPiece tokens each, of which they sum what belongs to long runs; the others a
-// row of the result each, and write it unless its run is long. A run is long if it has more tokens than a piece: then
+// The first warps take a piece of kEmbeddingPiece tokens each, of which they sum what belongs to long runs; the others
+// a row of the result each, and write it unless its run is long. A run is long if it has more tokens than a piece: then
 // at most two of them meet in a piece, one that goes on from the piece before and one that begins.
 template <typename T, typename O, int kVectors>
-FRIT_KERNEL(kThreads, kVectors == 1 ? 4 : 3)
+FRIT_KERNEL(kThreads, 3)
 embedding_backward_rows_kernel(Sums<T, O> a) {
   wait_for_previous();
   constexpr int kN = kVecOf<T>, kOut = kVecOf<O>;
   constexpr int kPiece = static_cast<int>(kEmbeddingPiece);
-  const int64_t item = block_index() * kWarps + warp();
-  if (item < a.pieces) {
+  const int64_t item = block_index() * kWarps + warp(), row = item - a.pieces;
+  const bool is_piece = row < 0;
+  if (row >= a.count) return;
+  int from[2], to[2];  // what is summed: of a piece, the run that goes on and the one that begins
+  Global<O> out;
+  int shift = 0;
+  if (is_piece) {
     const int begin = static_cast<int>(item) * kPiece, counted = load(a.starts, a.count);
     const int end = begin + kPiece < counted ? begin + kPiece : counted;
-    int finish = -1;
+    from[0] = to[0] = from[1] = to[1] = 0;
+    int32_t finish = -1;
     if (begin < end) {
       const int32_t old_key = load(a.keys, load(a.order, begin)), new_key = load(a.keys, load(a.order, end - 1));
       const int old_begin = load(a.starts, old_key), old_end = load(a.starts, old_key + 1);
       const int new_begin = load(a.starts, new_key), new_end = load(a.starts, new_key + 1);
-      const auto write = [&](int from, int to, int64_t slot) {
-        for (int first = 0; first * kN < a.columns; first += kWarpSize * kVectors) {
-          Vec<float, kN> sum[kVectors] = {};
-          sum_run<T, O, kVectors>(a, from, to, first, 0, sum);
-          FRIT_UNROLL
-          for (int k = 0; k < kVectors; ++k) {
-            FRIT_UNROLL
-            for (int i = 0; i < kN; i += 4) {
-              const int column = (first + k * kWarpSize + lane()) * kN + i;
-              if (column < a.columns)
-                store_vec<4>(a.partials + slot * a.partials_stride, column,
-                             Vec<float, 4>{sum[k][i], sum[k][i + 1], sum[k][i + 2], sum[k][i + 3]});
-            }
-          }
-        }
-      };
-      if (old_begin < begin && old_end - old_begin > kPiece) write(begin, old_end < end ? old_end : end, 2 * item);
-      if (new_begin >= begin && new_end - new_begin > kPiece) {
-        write(new_begin, end, 2 * item + 1);
-        finish = new_key;
-      }
+      if (old_begin < begin && old_end - old_begin > kPiece) from[0] = begin, to[0] = old_end < end ? old_end : end;
+      if (new_begin >= begin && new_end - new_begin > kPiece) from[1] = new_begin, to[1] = end, finish = new_key;
     }
     if (lane() == 0) store(a.finish, item, finish);
-    return;
+  } else {
+    from[0] = load(a.starts, row), to[0] = load(a.starts, row + 1);
+    if (to[0] - from[0] > kPiece || (a.accumulate && from[0] == to[0])) return;
+    out = a.out + row * a.out_stride;
+    shift = row_shift(out);
   }
-  const int64_t row = item - a.pieces;
-  if (row >= a.count) return;
-  const int from = load(a.starts, row), to = load(a.starts, row + 1);
-  if (to - from > kPiece || (a.accumulate && from == to)) return;
-  const Global<O> out = a.out + row * a.out_stride;
-  const int shift = row_shift(out);
-  for (int first = 0; first * kN - shift < a.columns; first += kWarpSize * kVectors) {
-    Vec<float, kN> sum[kVectors] = {};
-    sum_run<T, O, kVectors>(a, from, to, first, shift, sum);
-    FRIT_UNROLL
-    for (int k = 0; k < kVectors; ++k) {
+  for (int part = 0; part < (is_piece ? 2 : 1); ++part) {
+    if (is_piece && (part == 0 ? from[0] == to[0] : from[1] == to[1])) continue;
+    const Global<float> partial = a.partials + (2 * item + part) * a.partials_stride;
+    for (int first = 0; first * kN - shift < a.columns; first += kWarpSize * kVectors) {
+      Vec<float, kN> sum[kVectors] = {};
+      sum_run<T, O, kVectors>(a, part == 0 ? from[0] : from[1], part == 0 ? to[0] : to[1], first, shift, sum);
       FRIT_UNROLL
-      for (int part = 0; part < kN; part += kOut) {
-        const int column = (first + k * kWarpSize + lane()) * kN - shift + part;
-        if (column >= a.columns) continue;
-        Vec<float, kOut> x;
-        FRIT_UNROLL
-        for (int i = 0; i < kOut; ++i) x[i] = sum[k][part + i] * a.scale;
-        if (a.accumulate) {
-          const Vec<float, kOut> before = to_float(load_span<kOut>(out, column, a.columns, O()));
+      for (int k = 0; k < kVectors; ++k) {
+        const int column = (first + k * kWarpSize + lane()) * kN - shift;
+        if (is_piece) {
           FRIT_UNROLL
-          for (int i = 0; i < kOut; ++i) x[i] += before[i];
+          for (int i = 0; i < kN; i += 4)
+            if (column + i < a.columns)
+              store_vec<4>(partial, column + i, Vec<float, 4>{sum[k][i], sum[k][i + 1], sum[k][i + 2], sum[k][i + 3]});
+        } else {
+          FRIT_UNROLL
+          for (int i = 0; i < kN; i += kOut) {
+            if (column + i >= a.columns) continue;
+            Vec<float, kOut> x;
+            FRIT_UNROLL
+            for (int j = 0; j < kOut; ++j) x[j] = sum[k][i + j] * a.scale;
+            if (a.accumulate) {
+              const Vec<float, kOut> before = to_float(load_span<kOut>(out, column + i, a.columns, O()));
+              FRIT_UNROLL
+              for (int j = 0; j < kOut; ++j) x[j] += before[j];
+            }
+            store_span<kOut, Cache::kStream>(out, column + i, a.columns, from_float<O>(x));
+          }
         }
-        store_span<kOut, Cache::kStream>(out, column, a.columns, from_float<O>(x));
       }
     }
   }
@@ -378,8 +375,8 @@ embedding_backward_rows_kernel(Sums<T, O> a) {
 
 constexpr int kFinishPieces = 8, kFinishColumns = kWarpSize * 4;
 
-// Adds the partial rows of each long run: a block looks at kFinishPieces pieces and, for every run that begins in one of
-// them, adds kFinishColumns columns: warp w the partial rows w, w + 8, ..., then the warps' sums in order.
+// Adds the partial rows of each long run: a block looks at kFinishPieces pieces and, for every run that begins in one
+// of them, adds kFinishColumns columns: warp w the partial rows w, w + 8, ..., then the warps' sums in order.
 template <typename T, typename O>
 FRIT_KERNEL(kThreads, 4)
 embedding_backward_finish_kernel(Sums<T, O> a) {
@@ -432,7 +429,8 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
 
 // Vectors of 16 bytes that a lane takes of a row at a time, by instance.
 constexpr int kForwardVectors[] = {1, 4}, kBackwardVectors[] = {1, 2};
-constexpr const char *kForwardInstances[] = {"1_vector", "4_vectors"}, *kBackwardInstances[] = {"1_vector", "2_vectors"};
+constexpr const char *kForwardInstances[] = {"1_vector", "4_vectors"},
+                     *kBackwardInstances[] = {"1_vector", "2_vectors"};
 
 int choose(Context& context, const char* op, const char* const (&names)[2], int64_t columns, int64_t bytes) {
   return choose_instance(context, op, fmt::format("{}x{}", columns, bytes), names, columns * bytes > 16 * kWarpSize,
@@ -484,8 +482,8 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
                {(pieces + keys.count + kWarps - 1) / kWarps, kThreads}, a);
       });
       launch(context, "embedding_backward_finish_kernel", embedding_backward_finish_kernel<T, O>,
-             {(pieces + kFinishPieces - 1) / kFinishPieces * ((columns + kFinishColumns - 1) / kFinishColumns), kThreads,
-              kWarps * kFinishColumns * static_cast<int64_t>(sizeof(float))},
+             {(pieces + kFinishPieces - 1) / kFinishPieces * ((columns + kFinishColumns - 1) / kFinishColumns),
+              kThreads, kWarps * kFinishColumns * static_cast<int64_t>(sizeof(float))},
              a);
     };
     if (out.dtype() == DType::kF32)

@@ -28,7 +28,8 @@ OpCase make(std::string name, Shape shape, DType dtype, Fill fill = fill_normal(
   c.forward_budget.scratch_bytes = static_cast<int64_t>(align_up(gradient_norm_pieces(n) * sizeof(double)));
   c.forward_budget.bytes = n * size_of(dtype) + 12;
   // A piece a block, at most 8192, of whole steps: 256 threads by four vectors of 16 bytes.
-  const int64_t step = 256 * 4 * 16 / size_of(dtype), steps = std::max<int64_t>((n + 8192 * step - 1) / (8192 * step), 1);
+  const int64_t step = 256 * 4 * 16 / size_of(dtype),
+                steps = std::max<int64_t>((n + 8192 * step - 1) / (8192 * step), 1);
   const int64_t pieces = std::max<int64_t>((n + steps * step - 1) / (steps * step), 1);
   c.forward_gpu.launches = 2;
   c.forward_gpu.barriers = 1 + 1;

@@ -135,12 +135,12 @@ OpCase make(int64_t n, Mode mode, int64_t step, bool momentum = true, bool timed
   };
   // fp32 arithmetic of about ten operations; bf16 parameters to the spacing (stochastic: to either side).
   for (const char* name : {"moment1", "moment2", "master", "joined"}) c.tolerance[name] = {1e-6, 1e-6};
-  const bool stochastic =
-      mode.precision == Precision::kBF16Stochastic || mode.precision == Precision::kF16Stochastic;
-  c.tolerance["parameters"] = dtype == DType::kF32   ? Tolerance{1e-6, 1e-6}
-                              : dtype == DType::kF16 ? (stochastic ? Tolerance{1e-6, 0x1p-10} : Tolerance{1e-6, 0x1.1p-11})
-                              : stochastic           ? Tolerance{1e-6, 0x1p-7}
-                                                     : Tolerance{1e-6, 0x1.02p-8};
+  const bool stochastic = mode.precision == Precision::kBF16Stochastic || mode.precision == Precision::kF16Stochastic;
+  c.tolerance["parameters"] = dtype == DType::kF32 ? Tolerance{1e-6, 1e-6}
+                              : dtype == DType::kF16
+                                  ? (stochastic ? Tolerance{1e-6, 0x1p-10} : Tolerance{1e-6, 0x1.1p-11})
+                              : stochastic ? Tolerance{1e-6, 0x1p-7}
+                                           : Tolerance{1e-6, 0x1.02p-8};
   c.forward_budget.regions = n > 0;
   c.forward_budget.scratch_bytes = 0;
   c.forward_budget.bytes = n * bytes_per_parameter(mode, momentum);
@@ -212,7 +212,8 @@ OpCase make_prepared(int64_t n, Mode mode, double max_norm, float loss_scale, do
     } else {
       numbers[kUpdates] += 1;
       numbers[kFinite] += 1;
-      if (interval > 0 && numbers[kFinite] >= static_cast<double>(interval)) next = loss_scale * 2, numbers[kFinite] = 0;
+      if (interval > 0 && numbers[kFinite] >= static_cast<double>(interval))
+        next = loss_scale * 2, numbers[kFinite] = 0;
     }
     out["loss_scale"][0] = next > 4096 ? loss_scale : next;
     if (bad != 0) return;
@@ -269,18 +270,17 @@ std::vector<OpCase> optimizer_cases() {
       for (const DType dtype : {DType::kF32, DType::kF16})
         for (const int64_t n : {1, 33, 255, 1025, 3001}) {
           cases.push_back(make(n, {kind, precision, dtype}, 3));
-          if (n == 3001 && kind == OptimizerKind::kSgd)
-            cases.push_back(make(n, {kind, precision, dtype}, 2, false));
+          if (n == 3001 && kind == OptimizerKind::kSgd) cases.push_back(make(n, {kind, precision, dtype}, 2, false));
         }
   for (const Mode& mode : {Mode{OptimizerKind::kAdam, Precision::kF32, DType::kF32},
                            Mode{OptimizerKind::kSgd, Precision::kF32, DType::kF32},
                            Mode{OptimizerKind::kAdamW, Precision::kBF16Stochastic, DType::kBF16},
                            Mode{OptimizerKind::kAdamW, Precision::kF16Master, DType::kF16},
                            Mode{OptimizerKind::kAdam, Precision::kF16Stochastic, DType::kF32}}) {
-    cases.push_back(make_prepared(700, mode, 0, 1, 0, 0));             // neither clips nor scales
-    cases.push_back(make_prepared(700, mode, 5, 1, 0, 0));             // clips
-    cases.push_back(make_prepared(700, mode, 1000, 1024, 9, 10));      // too small to be clipped; the scale doubles
-    cases.push_back(make_prepared(300, mode, 0.5f, 4096, 9, 10));      // the scale is at its largest
+    cases.push_back(make_prepared(700, mode, 0, 1, 0, 0));         // neither clips nor scales
+    cases.push_back(make_prepared(700, mode, 5, 1, 0, 0));         // clips
+    cases.push_back(make_prepared(700, mode, 1000, 1024, 9, 10));  // too small to be clipped; the scale doubles
+    cases.push_back(make_prepared(300, mode, 0.5f, 4096, 9, 10));  // the scale is at its largest
     for (const double bad : {INFINITY, -INFINITY}) cases.push_back(make_prepared(700, mode, 1, 512, 9, 10, bad));
   }
   for (const Mode& mode : {Mode{OptimizerKind::kAdam, Precision::kF32, DType::kF32},

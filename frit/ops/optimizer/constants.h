@@ -66,9 +66,9 @@ FRIT_HOST_DEVICE inline void prepare_update(const OptimizerArgs& args, const Pre
     u.constants = {};
   }
   if (prepare.growth_interval <= 0) return;
-  const float changed = !finite                                                                     ? u.loss_scale / 2
+  const float changed = !finite                                                              ? u.loss_scale / 2
                         : u.numbers[kFinite] >= static_cast<double>(prepare.growth_interval) ? u.loss_scale * 2
-                                                                                                    : u.loss_scale;
+                                                                                             : u.loss_scale;
   if (changed == u.loss_scale) return;
   u.numbers[kFinite] = 0;
   if (changed >= prepare.least_loss_scale && changed <= prepare.largest_loss_scale) u.loss_scale = changed;

@@ -7,8 +7,8 @@ namespace {
 using namespace simt;
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarpSize;
-// A warp updates kWarpElements neighbours. A lane has kGroups groups of four of them, a warp's width apart: every access
-// of a warp is then one piece of memory without a gap, in 16-bit and in fp32 blocks alike.
+// A warp updates kWarpElements neighbours. A lane has kGroups groups of four of them, a warp's width apart: every
+// access of a warp is then one piece of memory without a gap, in 16-bit and in fp32 blocks alike.
 constexpr int kGroup = 4, kGroups = 2, kWarpElements = kWarpSize * kGroup * kGroups;
 static_assert(kWarpElements % 16 == 0, "neighbouring lanes share blocks of random numbers");
 
@@ -87,7 +87,8 @@ FRIT_DEVICE void update(const OptimizerConstants& c, bool decays, bool has_m, fl
   if constexpr (kAdam) {
     p = mul_rn(p, decays ? c.weight_keep : 1.0f);
     const float difference = sub_rn(g, m);
-    m = c.lerp_from_gradient ? sub_rn(g, mul_rn(c.beta1, difference)) : add_rn(m, mul_rn(c.one_minus_beta1, difference));
+    m = c.lerp_from_gradient ? sub_rn(g, mul_rn(c.beta1, difference))
+                             : add_rn(m, mul_rn(c.one_minus_beta1, difference));
     v = add_rn(mul_rn(v, c.beta2), mul_rn(mul_rn(c.one_minus_beta2, g), g));
     const float denominator = add_rn(div_rn(sqrt_rn(v), c.bias2_sqrt), c.eps);
     p = add_rn(p, div_rn(mul_rn(c.minus_step_size, m), denominator));
@@ -181,8 +182,16 @@ optimizer_step_kernel(OptimizerConstants given, Global<const float> prepared, Bl
 template <bool kAdam, Precision kPrecision, typename P, typename G>
 void run(Context& context, const OptimizerArgs& args, const OptimizerConstants& constants, const Tensor& prepared,
          const OptimizerBlocks& t, int64_t begin, int64_t end) {
-  Blocks<P, G> b{global<P>(t.parameters) + begin, global<const G>(t.gradients) + begin, {}, {}, {}, {}, args.seed, begin,
-                 end, args.decay_end};
+  Blocks<P, G> b{global<P>(t.parameters) + begin,
+                 global<const G>(t.gradients) + begin,
+                 {},
+                 {},
+                 {},
+                 {},
+                 args.seed,
+                 begin,
+                 end,
+                 args.decay_end};
   if (kAdam || args.momentum != 0) b.m = global<float>(t.moment1) + begin;
   if (kAdam) b.v = global<float>(t.moment2) + begin;
   if (keeps_master(kPrecision)) b.master = global<float>(t.master) + begin;

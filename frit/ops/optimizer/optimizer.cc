@@ -107,8 +107,7 @@ void optimizer_prepare(Context& context, const OptimizerArgs& args, const Prepar
                  std::isfinite(prepare.largest_loss_scale),
              "[optimizer] the loss scale may go from {} to {}, expected positive and finite numbers, the least first",
              prepare.least_loss_scale, prepare.largest_loss_scale);
-  if (prepare.max_norm > 0 || sum_of_squares.defined())
-    check_numbers("sum_of_squares", sum_of_squares, DType::kF64, 1);
+  if (prepare.max_norm > 0 || sum_of_squares.defined()) check_numbers("sum_of_squares", sum_of_squares, DType::kF64, 1);
   if (not_finite.defined()) check_numbers("not_finite", not_finite, DType::kI32, 1);
   check_numbers("the state's numbers", state.numbers, DType::kF64, kOptimizerNumbers);
   if (state.loss_scale.defined()) check_numbers("loss_scale", state.loss_scale, DType::kF32, 1);

@@ -56,10 +56,10 @@ struct OptimizerBlocks {
 //   kBF16Stochastic rounds up with the probability (distance from below) / spacing, in steps of 2^-16: unbiased.
 //   kF16Stochastic likewise (exact steps of 2^-13 from 2^-14 on, of 2^-16 below); it never makes an infinity of what
 //   rounding to nearest keeps finite.
-// Cost: one read and write of each block, 1 parallel region or launch. Bytes a parameter: fp32 28; bf16 alone 22; residual 26;
-// master 28; with fp32 gradients 2 more in the bf16 modes.
-// Errors: std::invalid_argument for an fp16 precision without a GPU, if the workspace is not a training one or lacks a moment that the kind needs, for a
-// range outside of the blocks, for blocks that do not begin at a multiple of 16 bytes (GPU), and for betas, eps, step or
+// Cost: one read and write of each block, 1 parallel region or launch. Bytes a parameter: fp32 28; bf16 alone 22;
+// residual 26; master 28; with fp32 gradients 2 more in the bf16 modes. Errors: std::invalid_argument for an fp16
+// precision without a GPU, if the workspace is not a training one or lacks a moment that the kind needs, for a range
+// outside of the blocks, for blocks that do not begin at a multiple of 16 bytes (GPU), and for betas, eps, step or
 // learning rate out of range (without `prepared`). Source: Kingma & Ba 2014
 // (arXiv:1412.6980); Loshchilov & Hutter 2017 (arXiv:1711.05101).
 void optimizer_step(Context& context, const OptimizerArgs& args, const OptimizerStep& step, Workspace& workspace,
@@ -90,12 +90,12 @@ struct PrepareArgs {
   float least_loss_scale = 0x1p-14f, largest_loss_scale = 0x1p24f;
 };
 
-// Makes one update's numbers from what gradient_norm found: writes state.prepared for optimizer_step, counts the update,
-// and moves the loss scale. If not_finite[0] is set, the update will leave everything as it is.
-// Math: norm = sqrt(sum_of_squares) / loss_scale; gradient scale = min(1, max_norm / norm) / loss_scale.
-// Shapes: sum_of_squares f64 [1], may be undefined without clipping; not_finite i32 [1], may be undefined: all finite.
-// Cost: 1 launch of one thread, or no parallel region.
-// Errors: std::invalid_argument if a shape or dtype differs, or an argument is out of range.
+// Makes one update's numbers from what gradient_norm found: writes state.prepared for optimizer_step, counts the
+// update, and moves the loss scale. If not_finite[0] is set, the update will leave everything as it is. Math: norm =
+// sqrt(sum_of_squares) / loss_scale; gradient scale = min(1, max_norm / norm) / loss_scale. Shapes: sum_of_squares f64
+// [1], may be undefined without clipping; not_finite i32 [1], may be undefined: all finite. Cost: 1 launch of one
+// thread, or no parallel region. Errors: std::invalid_argument if a shape or dtype differs, or an argument is out of
+// range.
 void optimizer_prepare(Context& context, const OptimizerArgs& args, const PrepareArgs& prepare,
                        const Tensor& sum_of_squares, const Tensor& not_finite, const OptimizerState& state);
 

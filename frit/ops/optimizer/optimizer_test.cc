@@ -472,7 +472,7 @@ struct BlocksOnGpu {
         master(gpu, w.master()),
         residual(gpu, w.residual()) {}
   OptimizerBlocks blocks(Precision precision) const {
-    return {precision,         parameters.tensor(), gradients.tensor(), moment1.tensor(),
+    return {precision,        parameters.tensor(), gradients.tensor(), moment1.tensor(),
             moment2.tensor(), master.tensor(),     residual.tensor()};
   }
   std::vector<char> bits() const {
@@ -526,8 +526,12 @@ TEST(OptimizerGpu, StochasticFp16IsUnbiasedAndKeepsFiniteNumbersFinite) {
     float start, next;
     double share;
   };
-  for (const Way way : {Way{1.0f, 1.0f + 0x1p-10f, 0.1}, {-3.0f, -3.0f - 0x1p-9f, 0.75}, {0x1p-14f, 0x1.004p-14f, 0.5},
-                        {0x1p-20f, 0x1.1p-20f, 0.3}, {0.0f, 0x1p-24f, 0.25}, {0.0f, -0x1p-24f, 0.6},
+  for (const Way way : {Way{1.0f, 1.0f + 0x1p-10f, 0.1},
+                        {-3.0f, -3.0f - 0x1p-9f, 0.75},
+                        {0x1p-14f, 0x1.004p-14f, 0.5},
+                        {0x1p-20f, 0x1.1p-20f, 0.3},
+                        {0.0f, 0x1p-24f, 0.25},
+                        {0.0f, -0x1p-24f, 0.6},
                         {0x1.ff8p-15f, 0x1p-14f, 0.4}}) {
     const float next = way.next;
     Workspace w(layout, Precision::kF16Stochastic, true, 0);
@@ -551,8 +555,11 @@ TEST(OptimizerGpu, StochasticFp16IsUnbiasedAndKeepsFiniteNumbersFinite) {
     EXPECT_NEAR(up, way.share * kN, 4.5 * std::sqrt(way.share * (1 - way.share) * kN)) << way.start;
   }
   // Between 65504 and 65520 rounding to nearest stays finite, and so does this; behind it both end.
-  for (const auto& [value, expected] : {std::pair{65519.0f, 65504.0f}, {-65519.0f, -65504.0f}, {65520.0f, INFINITY},
-                                        {-1e30f, -INFINITY}, {INFINITY, INFINITY}}) {
+  for (const auto& [value, expected] : {std::pair{65519.0f, 65504.0f},
+                                        {-65519.0f, -65504.0f},
+                                        {65520.0f, INFINITY},
+                                        {-1e30f, -INFINITY},
+                                        {INFINITY, INFINITY}}) {
     Workspace w(layout, Precision::kF16Stochastic, true, 0);
     for (int64_t i = 0; i < kN; ++i) w.gradient("p").data<float>()[i] = -value;
     BlocksOnGpu on_gpu(*gpu, w);
