@@ -185,8 +185,8 @@ std::vector<OpCase> embedding_cases() {
     cases.push_back(make({12, 21}, 65, 11, dtype, {.position_ids = true}));
     cases.push_back(make({1, 1, 1, 1}, 65, 11, dtype, {.position_offset = 17}));
     cases.push_back(make({12, 21}, 65, 11, dtype, {.p_drop = 0, .pad_id = 3}));
-    cases.push_back(make({12, 21}, 65, 1, dtype, {.p_drop = 0.5f}));  // every token the same
-    cases.push_back(make({12, 21}, 65, 3000, dtype));                 // most rows without a token
+    cases.push_back(make({12, 21}, 65, 1, dtype, {.p_drop = 0.5f}));             // every token the same
+    if (dtype != DType::kF16) cases.push_back(make({12, 21}, 65, 3000, dtype));  // most rows without a token
     cases.push_back(make({200, 100}, 40, 20, dtype, {.places = 200}));
     cases.push_back(make({9, 5}, 33, 12, dtype, {.stride = 40}));
     cases.push_back(make({5, 3}, 33, 5, dtype,
@@ -199,8 +199,8 @@ std::vector<OpCase> embedding_cases() {
     cases.push_back(make({130, 70}, 131, 3, dtype, {.learned = false, .instances = true, .note = "/fixed_positions"}));
     cases.push_back(make(std::vector<int64_t>(70, 2), 19, 300, dtype, {.note = "/70_sequences"}));
     // No word has many tokens: what is read and written is known.
-    for (int64_t width : {64, 512, 1024}) {
-      cases.push_back(make({3, 11, 2}, width, 300, dtype, {.learned = false, .counts = true, .note = "/counted"}));
+    for (int64_t width : {64, 256, 520}) {
+      cases.push_back(make({3, 11, 2}, width, 100, dtype, {.learned = false, .counts = true, .note = "/counted"}));
       cases.push_back(
           make({16}, width, 257, dtype, {.positions = false, .gradient = dtype, .counts = true, .note = "/counted"}));
     }

@@ -575,6 +575,41 @@ TEST(OptimizerGpu, StochasticFp16IsUnbiasedAndKeepsFiniteNumbersFinite) {
   }
 }
 
+TEST(OptimizerGpu, IndicesPast2To31) {
+  // Blocks of 2^31 + 96 elements, of which a few are touched.
+  constexpr int64_t kN = (int64_t{1} << 31) + 96, kBegin = (int64_t{1} << 31) - 32;
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  Runner cpu;
+  Memory memory(gpu.get());
+  Context context(cpu.pool, memory, gpu.get());
+  std::vector<bfloat16> zeros(kN - kBegin), got(kN - kBegin);
+  std::vector<float> gradients(kN - kBegin);
+  for (size_t i = 0; i < gradients.size(); ++i) gradients[i] = static_cast<float>(i + 1);
+  const auto block = [&](DType dtype, const void* values) {
+    const int64_t bytes = kN * size_of(dtype), skipped = kBegin * size_of(dtype);
+    char* p = static_cast<char*>(gpu->allocate(static_cast<size_t>(bytes)));
+    gpu->born(p, static_cast<size_t>(bytes), dtype);
+    gpu->upload(p + skipped, values, static_cast<size_t>(bytes - skipped));
+    return Tensor(p, dtype, Shape{kN}, gpu->device());
+  };
+  const OptimizerBlocks blocks{.precision = Precision::kBF16Stochastic,
+                               .parameters = block(DType::kBF16, zeros.data()),
+                               .gradients = block(DType::kF32, gradients.data()),
+                               .moment1 = {},
+                               .moment2 = {},
+                               .master = {},
+                               .residual = {}};
+  optimizer_step(context, {.kind = OptimizerKind::kSgd, .momentum = 0, .decay_end = kN}, {.learning_rate = 1}, blocks,
+                 kBegin, kN);
+  gpu->synchronize();
+  gpu->download(got.data(), blocks.parameters.data<bfloat16>() + kBegin, got.size() * sizeof(bfloat16));
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(static_cast<float>(got[i]), -gradients[i]) << i;
+  for (const Tensor& t : {blocks.parameters, blocks.gradients}) {
+    gpu->died(t.raw());
+    gpu->release(t.raw());
+  }
+}
+
 TEST(Optimizer, Fp16NeedsAGpu) {
   Runner runner;
   for (const Precision precision : {Precision::kF16Master, Precision::kF16Stochastic}) {
