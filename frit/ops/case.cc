@@ -204,6 +204,23 @@ class Storage {
     }
     if (device_) each_row([&](char* row, size_t bytes) { device_->upload(base_ + (row - mirror_), row, bytes); });
   }
+  // The values of `piece`, again and again.
+  void repeat(const Array& piece) {
+    const int64_t size = size_of(operand_.dtype), n = operand_.shape.numel();
+    std::vector<char> bytes(piece.v.size() * size);
+    for (size_t i = 0; i < piece.v.size(); ++i)
+      write(tensor_, bytes.data() + static_cast<int64_t>(i) * size, piece.v[i]);
+    const int64_t inner = stride_ == operand_.shape.inner() ? n : operand_.shape.inner(),
+                  length = static_cast<int64_t>(bytes.size());
+    for (int64_t i = 0; i < n;) {  // pieces of contiguous elements
+      const int64_t from = i * size % length / size * size;
+      const int64_t count = std::min((length - from) / size, inner - i % inner);
+      std::memcpy(at(i), bytes.data() + from, count * size);
+      i += count;
+    }
+    if (device_)
+      each_row([&](char* row, size_t row_bytes) { device_->upload(base_ + (row - mirror_), row, row_bytes); });
+  }
   Array get() const {
     fetch();
     Array a{operand_.shape, std::vector<double>(operand_.shape.numel())};
@@ -288,34 +305,43 @@ struct Run {
   Stores stores;
   Tensors tensors;
 
+  // quick: for timing alone. Then large tensors repeat a piece of random values, and the arrays that checks go back to
+  // are not kept.
   Run(const OpCase& c, DeviceMemory* device, bool quick = false) : c(c), device(device) {
     CaseRandom random{seed_of(c), quick};
-    for (const Operand& o : c.inputs) {
-      Array a{o.shape, std::vector<double>(o.shape.numel())};
-      o.fill(random, a);
+    const auto make = [&](const Operand& o, const Fill& fill, Arrays& kept) {
+      const int64_t n = o.shape.numel();
+      if (quick && n > kRepeated) {
+        Array piece{{kRepeated}, std::vector<double>(kRepeated)};
+        fill(random, piece);
+        add(o).repeat(piece);
+        return;
+      }
+      Array a{o.shape, std::vector<double>(n)};
+      fill(random, a);
       add(o).set(a);
-      inputs[o.name] = a;
-    }
+      if (!quick) kept[o.name] = std::move(a);
+    };
+    for (const Operand& o : c.inputs) make(o, o.fill, inputs);
     for (const Operand& o : c.outputs)
       if (!in_place(c, o.name)) add(o).poison();
     if (!c.backward) return;
     for (const std::string& name : c.incoming) {
       Operand o = find(c.outputs, name);
       o.name = "d" + name;
-      Array a{o.shape, std::vector<double>(o.shape.numel())};
-      c.incoming_fill(random, a);
-      add(o).set(a);
-      incoming[o.name] = a;
+      make(o, c.incoming_fill, incoming);
     }
     for (const std::string& name : c.differentiable) {
-      Operand o = gradient_operand(c, name);
-      Array a{o.shape, std::vector<double>(o.shape.numel())};
-      fill_normal()(random, a);
-      add(o).set(a);
-      started[o.name] = a;
+      const Operand o = gradient_operand(c, name);
+      if (quick)
+        add(o);
+      else
+        make(o, fill_normal(), started);
       stores[o.name]->poison();
     }
   }
+  // A prime, so that rows of any width differ.
+  static constexpr int64_t kRepeated = 4194301;
   // The same tensors once more, for calls alone: without the arrays that checks go back to.
   struct TensorsAlone {};
   Run(const Run& other, TensorsAlone) : c(other.c), device(other.device) {
@@ -505,6 +531,9 @@ std::vector<std::string> check(const OpCase& c, Gpu* gpu, const Forced& forced =
       if (c.backward) run.backward(context, false);
       if (gpu) gpu->synchronize();
     };
+#if !FRIT_CUDA
+    if (gpu) static_cast<sim::SimGpu*>(gpu)->set_detailed_counts(false);  // sectors and banks: tests of their own
+#endif
     ThreadPool three(gpu ? 1 : 3), one(1);
     Memory memory(gpu);
     auto context = make_context(three, memory);
