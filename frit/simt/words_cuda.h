@@ -300,6 +300,16 @@ FRIT_DEVICE T convert(float x) {
     return T::from_bits(static_cast<uint16_t>(pack2(T(), x, 0.0f)));
   }
 }
+// Exact, in one instruction each.
+FRIT_DEVICE float widen(float x) {
+  return x;
+}
+FRIT_DEVICE float widen(bfloat16 x) {
+  return static_cast<float>(x);
+}
+FRIT_DEVICE float widen(float16 x) {
+  return __half2float(__ushort_as_half(x.bits));
+}
 FRIT_DEVICE int find_first_set(uint32_t x) {
   return __ffs(static_cast<int>(x));
 }
