@@ -78,7 +78,7 @@ constexpr int kVecOf = 16 / sizeof(T);
 //   ldmatrix_x2_transposed    8x8 matrices of 16-bit elements mma_m16n8k16<bfloat16 | float16>(d, a, b) d += a b, fp32
 //   accumulation exp2_fast log2_fast reciprocal_fast rsqrt tanh_fast           to about 2 ulp (tanh_fast: 5e-4
 //   relative) widen(x) to float   convert<T>(float) pack2(T(), low, high)                       round to nearest even find_first_set
-//   count_bits leading_zeros last_block(counter, scratch)   true in all threads of the block that comes last; 2
+//   opaque(x) hides x from the compiler   count_bits leading_zeros last_block(counter, scratch)   true in all threads of the block that comes last; 2
 //   barriers (see there)
 
 namespace frit::simt {
