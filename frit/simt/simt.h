@@ -77,8 +77,8 @@ constexpr int kVecOf = 16 / sizeof(T);
 //   copy_async_wait<groups left>()   16 bytes, zeros when !valid ldmatrix_x4 ldmatrix_x4_transposed ldmatrix_x2
 //   ldmatrix_x2_transposed    8x8 matrices of 16-bit elements mma_m16n8k16<bfloat16 | float16>(d, a, b) d += a b, fp32
 //   accumulation exp2_fast log2_fast reciprocal_fast rsqrt tanh_fast           to about 2 ulp (tanh_fast: 5e-4
-//   relative) convert<T>(float) pack2(T(), low, high)                       round to nearest even find_first_set
-//   count_bits leading_zeros last_block(counter, scratch)   true in all threads of the block that comes last; 2
+//   relative) widen(x) to float   convert<T>(float) pack2(T(), low, high)                       round to nearest even find_first_set
+//   opaque(x) hides x from the compiler   count_bits leading_zeros last_block(counter, scratch)   true in all threads of the block that comes last; 2
 //   barriers (see there)
 
 namespace frit::simt {
@@ -104,7 +104,7 @@ template <typename T, int N>
 FRIT_DEVICE Vec<float, N> to_float(const Vec<T, N>& x) {
   Vec<float, N> y;
   FRIT_UNROLL
-  for (int i = 0; i < N; ++i) y[i] = static_cast<float>(x[i]);
+  for (int i = 0; i < N; ++i) y[i] = widen(x[i]);
   return y;
 }
 template <typename T, int N>
