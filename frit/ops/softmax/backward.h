@@ -18,6 +18,8 @@ softmax_backward_rows_kernel(SoftmaxShape s, Global<const T> dy, Global<const T>
   // A row that is masked whole has no gradient, whatever dy is.
   if (log_sum == -INFINITY) at.visible = at.visible_chunks = 0;
   const Global<const T> x_row = x + at.row * s.x_stride, dy_row = dy + at.row * s.dy_stride;
+  const Global<TX> dx_row = dx + at.row * s.y_stride;
+  const bool dy_vectors = softmax_lies_like<N>(dy_row, at.shift), dx_vectors = softmax_lies_like<N>(dx_row, at.shift);
   const float c = s.scale * kLog2E, shift = log_sum * kLog2E;
   const T outside = stored ? convert<T>(0.0f) : convert<T>(-INFINITY);
   const auto column = [&](int chunk) { return chunk * N - at.shift; };
@@ -26,8 +28,8 @@ softmax_backward_rows_kernel(SoftmaxShape s, Global<const T> dy, Global<const T>
   FRIT_UNROLL
   for (int i = 0; i < V; ++i)
     if (i * G < at.visible_chunks) {
-      v[i] = load_span<N, Cache::kStream>(x_row, column(i * G + at.lane), at.visible, outside);
-      g[i] = load_span<N, Cache::kStream>(dy_row, column(i * G + at.lane), at.visible, convert<T>(0.0f));
+      v[i] = softmax_load<N, Cache::kStream>(x_row, column(i * G + at.lane), at.visible, true, outside);
+      g[i] = softmax_load<N, Cache::kStream>(dy_row, column(i * G + at.lane), at.visible, dy_vectors, convert<T>(0.0f));
     }
 
   const bool drop = s.dropout.active();
@@ -42,7 +44,9 @@ softmax_backward_rows_kernel(SoftmaxShape s, Global<const T> dy, Global<const T>
     return bits;
   };
   constexpr bool words = G <= 32;
-  uint32_t keep_words[words ? (V * N + 31) / 32 : 1] = {};
+  uint32_t keep_words[words ? (V * N + 31) / 32 : 1];
+  FRIT_UNROLL
+  for (uint32_t& word : keep_words) word = stored && drop ? 0 : kFullMask;
   if constexpr (stored && words) {
     FRIT_UNROLL
     for (int i = 0; i < V; ++i)
@@ -51,9 +55,9 @@ softmax_backward_rows_kernel(SoftmaxShape s, Global<const T> dy, Global<const T>
     if (drop) softmax_keep<N, G, V>(s.dropout, dropout_row, head, at, keep_words);
   }
   const auto keep_of = [&](int i, int chunk) -> uint32_t {
-    if (!drop) return kFullMask;
     if constexpr (words)
       if (i < V) return keep_words[i * N / 32] >> (i * N % 32);
+    if (!drop) return kFullMask;
     if constexpr (stored)
       return stored_keep(chunk);
     else
@@ -102,8 +106,9 @@ softmax_backward_rows_kernel(SoftmaxShape s, Global<const T> dy, Global<const T>
   if constexpr (loops)
     for (int chunk = V * G + at.lane; chunk < at.visible_chunks; chunk += G) {
       float prob[N];
-      probabilities(load_span<N>(x_row, column(chunk), at.visible, outside), chunk, prob);
-      sum += part_of(prob, load_span<N>(dy_row, column(chunk), at.visible, convert<T>(0.0f)), keep_of(V, chunk));
+      probabilities(softmax_load<N>(x_row, column(chunk), at.visible, true, outside), chunk, prob);
+      sum += part_of(prob, softmax_load<N>(dy_row, column(chunk), at.visible, dy_vectors, convert<T>(0.0f)),
+                     keep_of(V, chunk));
     }
   const float factor = s.scale * (drop ? s.dropout.scale() : 1.0f);
   const float mean = softmax_sum<G>(sum, 0) * factor;
@@ -115,7 +120,7 @@ softmax_backward_rows_kernel(SoftmaxShape s, Global<const T> dy, Global<const T>
       for (int k = 0; k < N; ++k)
         out[k] = prob[k] * fmaf(kept >> k & 1 ? widen(static_cast<T>(gradient[k])) : 0.0f, factor, -mean);
     }
-    store_span<N, Cache::kStream>(dx + at.row * s.y_stride, column(chunk), at.cols, from_float<TX>(out));
+    softmax_store<N>(dx_row, column(chunk), at.cols, dx_vectors, from_float<TX>(out));
   };
   FRIT_UNROLL
   for (int i = 0; i < V; ++i) {
@@ -135,8 +140,8 @@ softmax_backward_rows_kernel(SoftmaxShape s, Global<const T> dy, Global<const T>
       uint32_t kept = 0;
       const bool visible = chunk < at.visible_chunks;
       if (visible) {
-        probabilities(load_span<N>(x_row, column(chunk), at.visible, outside), chunk, prob);
-        gradient = load_span<N>(dy_row, column(chunk), at.visible, convert<T>(0.0f));
+        probabilities(softmax_load<N>(x_row, column(chunk), at.visible, true, outside), chunk, prob);
+        gradient = softmax_load<N>(dy_row, column(chunk), at.visible, dy_vectors, convert<T>(0.0f));
         kept = keep_of(V, chunk);
       }
       write(chunk, prob, gradient, kept, visible);

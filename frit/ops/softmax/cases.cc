@@ -44,19 +44,20 @@ std::vector<std::string> instances_of(const Problem& p) {
 // Stated where the rows' lengths do not decide what is read, and a row fits registers.
 void state_gpu_budgets(OpCase& c, const Problem& p) {
   const int64_t vectors = vectors_of(p), elements = p.rows * p.cols, s = size_of(p.dtype);
-  const bool any = p.mask || p.dtype != p.y_dtype || (p.stored && vectors > kWarpVectors);
+  const bool any = p.mask || p.dtype != p.y_dtype || (p.stored && (vectors <= kAnyVectors || vectors > kWarpVectors));
   if (p.lengths || vectors > (any ? kAnyVectors : kBlockVectors)) return;
   const int64_t launches = p.rows > 0, block = !any && vectors > kWarpVectors ? launches : 0;
   c.forward_gpu = {launches,
                    2 * block,
                    elements * (s + (p.mask ? 4 : 0)),
-                   elements * (size_of(p.y_dtype) + (p.stored ? s + 1 : 0)) + p.rows * 4,
+                   elements * (size_of(p.forward_only ? p.y_dtype : p.dtype) + (p.stored ? s + 1 : 0)) + p.rows * 4,
                    0,
                    0};
-  if (!p.mask)  // else rows that are masked whole are not read
+  const int64_t lanes = any ? 32 : vectors <= 16 ? 8 : vectors <= 64 ? 32 : vectors <= 80 ? 16 : block ? 256 : 32;
+  if (!p.mask)  // else rows that are masked whole are not read; each of a row's threads reads lse
     c.backward_gpu = {launches,
                       block,
-                      elements * (2 * s + (p.stored && p.p_drop > 0 ? 1 : 0)) + p.rows * 4,
+                      elements * (2 * s + (p.stored && p.p_drop > 0 ? 1 : 0)) + p.rows * lanes * 4,
                       elements * size_of(p.y_dtype),
                       0,
                       0};

@@ -21,7 +21,7 @@ softmax_forward_rows_kernel(SoftmaxShape s, Global<const T> x, Global<const int3
   FRIT_UNROLL
   for (int i = 0; i < V; ++i)
     if (i * G < at.visible_chunks)
-      v[i] = load_span<N, Cache::kStream>(x_row, column(i * G + at.lane), at.visible, lowest);
+      v[i] = softmax_load<N, Cache::kStream>(x_row, column(i * G + at.lane), at.visible, true, lowest);
 
   const bool drop = s.dropout.active();
   const uint32_t head = static_cast<uint32_t>(at.row) / s.rows_per_head;
@@ -29,12 +29,14 @@ softmax_forward_rows_kernel(SoftmaxShape s, Global<const T> x, Global<const int3
   constexpr bool words = G <= 32;
   uint32_t keep_words[words ? (V * N + 31) / 32 : 1];
   if constexpr (words) {
+    FRIT_UNROLL
+    for (uint32_t& word : keep_words) word = kFullMask;
     if (drop) softmax_keep<N, G, V>(s.dropout, dropout_row, head, at, keep_words);
   }
   const auto keep_of = [&](int i, int chunk) -> uint32_t {
-    if (!drop) return kFullMask;
     if constexpr (words)
       if (i < V) return keep_words[i * N / 32] >> (i * N % 32);
+    if (!drop) return kFullMask;
     return dropout_keep<N>(s.dropout, dropout_row, column(chunk), head);
   };
   // Scores in units of log 2.
@@ -53,7 +55,7 @@ softmax_forward_rows_kernel(SoftmaxShape s, Global<const T> x, Global<const int3
     }
   };
   const auto load_scores = [&](int chunk, float* to) {
-    scores(load_span<N>(x_row, column(chunk), at.visible, lowest), chunk, to);
+    scores(softmax_load<N>(x_row, column(chunk), at.visible, true, lowest), chunk, to);
   };
 
   // The largest; where nothing loops, in x's own units.
@@ -99,6 +101,8 @@ softmax_forward_rows_kernel(SoftmaxShape s, Global<const T> x, Global<const int3
   sum = softmax_sum<G>(sum, 128);
   if (lse && at.active && at.lane == 0) store(lse, at.row, sum == 0 ? -INFINITY : (shift + log2_fast(sum)) * kLn2);
   const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
+  const Global<TY> y_row = y + at.row * s.y_stride;
+  const bool y_vectors = softmax_lies_like<N>(y_row, at.shift);
   const float kept = inverse * (drop ? s.dropout.scale() : 1.0f);
 
   const auto write = [&](int i, int chunk, const float* exponential, bool visible) {
@@ -108,7 +112,7 @@ softmax_forward_rows_kernel(SoftmaxShape s, Global<const T> x, Global<const int3
       FRIT_UNROLL
       for (int k = 0; k < N; ++k) out[k] = exponential[k] * (bits >> k & 1 ? kept : 0.0f);
     }
-    store_span<N, Cache::kStream>(y + at.row * s.y_stride, column(chunk), at.cols, from_float<TY>(out));
+    softmax_store<N>(y_row, column(chunk), at.cols, y_vectors, from_float<TY>(out));
     if constexpr (stored) {
       Vec<uint8_t, N> mask_bytes;
       FRIT_UNROLL

@@ -148,6 +148,31 @@ FRIT_DEVICE SoftmaxPlace softmax_place(const SoftmaxShape& s, const Global<T>& x
   return at;
 }
 
+// True if vectors of x's row, which begins `shift` elements past one, are whole and aligned in `row`, too.
+template <int N, typename T>
+FRIT_DEVICE bool softmax_lies_like(const Global<T>& row, int shift) {
+  return (row.address() / sizeof(T) - static_cast<uint64_t>(shift)) % N == 0;
+}
+// The N elements from `column` on, `outside` where they are not in [0, limit): one access if `vectors` and all are.
+template <int N, Cache cache = Cache::kDefault, typename T>
+FRIT_DEVICE Vec<std::remove_const_t<T>, N> softmax_load(const Global<T>& row, int column, int limit, bool vectors,
+                                                        std::remove_const_t<T> outside) {
+  const Global<T> at = row + column;
+  if (vectors && column >= 0 && column + N <= limit) return load_vec<N, cache>(at, 0);
+  Vec<std::remove_const_t<T>, N> v{};
+  FRIT_UNROLL
+  for (int i = 0; i < N; ++i) v[i] = column + i >= 0 && column + i < limit ? load<cache>(at, i) : outside;
+  return v;
+}
+template <int N, typename T>
+FRIT_DEVICE void softmax_store(const Global<T>& row, int column, int limit, bool vectors, const Vec<T, N>& v) {
+  const Global<T> at = row + column;
+  if (vectors && column >= 0 && column + N <= limit) return store_vec<N, Cache::kStream>(at, 0, v);
+  FRIT_UNROLL
+  for (int i = 0; i < N; ++i)
+    if (column + i >= 0 && column + i < limit) store<Cache::kStream>(at, i, static_cast<T>(v[i]));
+}
+
 template <int G>
 FRIT_DEVICE float softmax_max(float x, int64_t scratch) {
   if constexpr (G > 32)
