@@ -53,7 +53,12 @@ void state_gpu_budgets(OpCase& c, const Problem& p) {
                    elements * (size_of(p.forward_only ? p.y_dtype : p.dtype) + (p.stored ? s + 1 : 0)) + p.rows * 4,
                    0,
                    0};
-  const int64_t lanes = any ? 32 : vectors <= 16 ? 8 : vectors <= 64 ? 32 : vectors <= 80 ? 16 : block ? 256 : 32;
+  const int64_t lanes = any || p.stored ? 32
+                        : vectors <= 16 ? 8
+                        : vectors <= 64 ? 32
+                        : vectors <= 80 ? 16
+                        : block         ? 256
+                                        : 32;
   if (!p.mask)  // else rows that are masked whole are not read; each of a row's threads reads lse
     c.backward_gpu = {launches,
                       block,
