@@ -12,6 +12,9 @@ struct AttentionArgs {
   bool causal = false;  // query i of a sequence of Lq sees keys j <= i + (Lk - Lq)
   float scale = 1;      // usually 1/sqrt(D)
   Dropout dropout;      // on the probabilities: element (packed query row, key index within its sequence) of head n
+  // Longest query and key sequence, which the host must know on a GPU, where lengths are device data; the CPU needs
+  // neither. 0: not known; then the number of tokens is what a GPU goes by.
+  int64_t max_q = 0, max_k = 0;
 };
 
 // Math: out[i] = sum_j dropout(softmax_j(scale * q[i].k[j])) * v[j] for each head; lse[i] = log sum exp of the scaled
