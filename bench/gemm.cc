@@ -195,11 +195,12 @@ void measure(benchmark::State& state, const Shapes& s, int threads) {
     packed = PackedWeight(context, tb);
     contenders.push_back({"linear_packed", [&] { linear_packed(context, ta, packed, {}, tc); }});
   }
-  contenders.push_back({"onednn", [&] {
-                          context.force("gemm", "onednn");
-                          product();
-                          context.force("gemm", "");
-                        }});
+  if (gemm_implementations().size() > 1)
+    contenders.push_back({"onednn", [&] {
+                            context.force("gemm", "onednn");
+                            product();
+                            context.force("gemm", "");
+                          }});
   if (openblas().sgemm)
     contenders.push_back(
         {"openblas", [&] {

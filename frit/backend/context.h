@@ -71,4 +71,11 @@ class Context {
   std::map<std::string_view, const char*> used_;
 };
 
+// Throws std::invalid_argument unless t is a floating-point tensor that operators of this context compute with: f32 or bf16,
+// on a GPU also f16.
+inline void check_float(const char* op, const char* name, const Tensor& t, const Context& context) {
+  FRIT_CHECK(t.dtype() == DType::kF32 || t.dtype() == DType::kBF16 || (t.dtype() == DType::kF16 && context.on_gpu()),
+             "[{}] {} is {}, expected f32 or bf16{}", op, name, t.to_string(), context.on_gpu() ? " or f16" : " (f16 needs a GPU)");
+}
+
 }  // namespace frit

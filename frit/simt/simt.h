@@ -25,11 +25,32 @@ enum class Cache {
 };
 
 // N elements that travel together; at most 16 bytes move in one access.
-template <typename T, int N>
+template <typename T, int N, bool paired = sizeof(T) == 2 && N % 2 == 0>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T v[N];
   FRIT_HOST_DEVICE T& operator[](int i) { return v[i]; }
   FRIT_HOST_DEVICE const T& operator[](int i) const { return v[i]; }
+};
+// 16-bit elements stay in pairs, as they came from memory, until one is asked for: kept apart, each would take a
+// register of its own from the load on.
+template <typename T, int N>
+struct alignas(2 * N < 16 ? 2 * N : 16) Vec<T, N, true> {
+  uint32_t pairs[N / 2];
+  struct Element {
+    uint32_t& pair;
+    int shift;
+    FRIT_HOST_DEVICE operator T() const { return T::from_bits(static_cast<uint16_t>(pair >> shift)); }
+    FRIT_HOST_DEVICE explicit operator float() const { return static_cast<float>(static_cast<T>(*this)); }
+    FRIT_HOST_DEVICE Element& operator=(T x) {
+      pair = (pair & ~(0xffffu << shift)) | static_cast<uint32_t>(x.bits) << shift;
+      return *this;
+    }
+    FRIT_HOST_DEVICE Element& operator=(const Element& other) { return *this = static_cast<T>(other); }
+  };
+  FRIT_HOST_DEVICE Element operator[](int i) { return {pairs[i / 2], 16 * (i % 2)}; }
+  FRIT_HOST_DEVICE T operator[](int i) const {
+    return T::from_bits(static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2))));
+  }
 };
 // Elements of T in 16 bytes.
 template <typename T>
@@ -92,8 +113,7 @@ FRIT_DEVICE Vec<T, N> from_float(const Vec<float, N>& x) {
   if constexpr (sizeof(T) == 2 && N % 2 == 0) {
     FRIT_UNROLL
     for (int i = 0; i < N; i += 2) {
-      const uint32_t pair = pack2(T(), x[i], x[i + 1]);
-      y[i] = T::from_bits(static_cast<uint16_t>(pair)), y[i + 1] = T::from_bits(static_cast<uint16_t>(pair >> 16));
+      y.pairs[i / 2] = pack2(T(), x[i], x[i + 1]);
     }
   } else {
     FRIT_UNROLL
@@ -118,7 +138,7 @@ FRIT_DEVICE Vec<std::remove_const_t<T>, N> load_span(const Global<T>& row, int64
                                                      std::remove_const_t<T> outside) {
   const Global<T> at = row + column;
   if (column >= 0 && column + N <= columns && at.address() % (N * sizeof(T)) == 0) return load_vec<N, cache>(at, 0);
-  Vec<std::remove_const_t<T>, N> v;
+  Vec<std::remove_const_t<T>, N> v{};
   FRIT_UNROLL
   for (int i = 0; i < N; ++i) v[i] = column + i >= 0 && column + i < columns ? load<cache>(at, i) : outside;
   return v;
@@ -130,7 +150,7 @@ FRIT_DEVICE void store_span(const Global<T>& row, int64_t column, int64_t column
   if (column >= 0 && column + N <= columns && at.address() % (N * sizeof(T)) == 0) return store_vec<N, cache>(at, 0, v);
   FRIT_UNROLL
   for (int i = 0; i < N; ++i)
-    if (column + i >= 0 && column + i < columns) store<cache>(at, i, v[i]);
+    if (column + i >= 0 && column + i < columns) store<cache>(at, i, static_cast<T>(v[i]));
 }
 
 // ---- Reductions ----

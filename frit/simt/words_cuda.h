@@ -6,6 +6,8 @@
 #define FRIT_KERNEL(max_threads, min_blocks) __global__ void __launch_bounds__(max_threads, min_blocks)
 #define FRIT_DEVICE __device__ __forceinline__
 #define FRIT_UNROLL _Pragma("unroll")
+#define FRIT_PRAGMA(text) _Pragma(#text)
+#define FRIT_UNROLL_BY(n) FRIT_PRAGMA(unroll n)
 
 namespace frit::simt {
 

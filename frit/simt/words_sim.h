@@ -11,6 +11,7 @@
 #define FRIT_KERNEL(max_threads, min_blocks) inline void
 #define FRIT_DEVICE inline
 #define FRIT_UNROLL
+#define FRIT_UNROLL_BY(n)
 
 namespace frit::simt {
 
@@ -45,25 +46,32 @@ FRIT_DEVICE T slot_value(const sim::Slot& slot) {
   return value;
 }
 }  // namespace detail
+namespace detail {
+template <typename T>
+FRIT_DEVICE T shuffle_from(T value, int from, uint32_t mask, const char* what) {
+  const sim::Slot* slots = sim::gather(mask, what, &value, sizeof(T));
+  if (!(mask >> from & 1)) sim::source_not_in_mask(from, mask);
+  return slot_value<T>(slots[from]);
+}
+}  // namespace detail
 template <typename T>
 FRIT_DEVICE T shuffle(T value, int from, uint32_t mask = kFullMask) {
-  return detail::slot_value<T>(sim::gather(mask, "shuffle", &value, sizeof(T))[from & 31]);
+  return detail::shuffle_from(value, from & 31, mask, "shuffle");
 }
 template <typename T>
 FRIT_DEVICE T shuffle_xor(T value, int bits, uint32_t mask = kFullMask) {
-  return detail::slot_value<T>(sim::gather(mask, "shuffle_xor", &value, sizeof(T))[(sim::place().thread ^ bits) & 31]);
+  return detail::shuffle_from(value, (sim::place().thread ^ bits) & 31, mask, "shuffle_xor");
 }
+// Beyond the warp's ends a lane keeps its own value.
 template <typename T>
 FRIT_DEVICE T shuffle_down(T value, int by, uint32_t mask = kFullMask) {
-  const int from = (sim::place().thread & 31) + by;
-  const sim::Slot* slots = sim::gather(mask, "shuffle_down", &value, sizeof(T));
-  return from < 32 ? detail::slot_value<T>(slots[from]) : value;
+  const int me = sim::place().thread & 31, from = me + by;
+  return detail::shuffle_from(value, from < 32 ? from : me, mask, "shuffle_down");
 }
 template <typename T>
 FRIT_DEVICE T shuffle_up(T value, int by, uint32_t mask = kFullMask) {
-  const int from = (sim::place().thread & 31) - by;
-  const sim::Slot* slots = sim::gather(mask, "shuffle_up", &value, sizeof(T));
-  return from >= 0 ? detail::slot_value<T>(slots[from]) : value;
+  const int me = sim::place().thread & 31, from = me - by;
+  return detail::shuffle_from(value, from >= 0 ? from : me, mask, "shuffle_up");
 }
 FRIT_DEVICE uint32_t ballot(bool vote, uint32_t mask = kFullMask) {
   const sim::Slot* slots = sim::gather(mask, "ballot", &vote, sizeof(bool));
@@ -77,7 +85,7 @@ template <typename T>
 class Global {
  public:
   Global() = default;
-  explicit Global(T* p) : p_(p) {}
+  explicit Global(T* p) : p_(p), base_(p) {}
   FRIT_DEVICE explicit operator bool() const { return p_ != nullptr; }
   FRIT_DEVICE Global operator+(int64_t elements) const {
     Global moved = *this;
@@ -86,10 +94,15 @@ class Global {
   }
   FRIT_DEVICE uint64_t address() const { return reinterpret_cast<uint64_t>(p_); }
   FRIT_DEVICE T* raw() const { return p_; }
-  FRIT_DEVICE sim::Region*& region() const { return region_; }
+  // The tensor that the pointer was made for, so that an access beyond it is not taken for one to its neighbour.
+  FRIT_DEVICE sim::Region*& region() const {
+    if (!region_) region_ = sim::find_region(base_);
+    return region_;
+  }
 
  private:
   T* p_ = nullptr;
+  T* base_ = nullptr;
   mutable sim::Region* region_ = nullptr;
 };
 
@@ -302,6 +315,7 @@ FRIT_DEVICE bool last_block(const Global<uint32_t>& counter, const Shared<uint32
   if (thread_index() == 0) {
     const uint32_t ticket = atomic_add(counter, 0, 1u);
     const bool last = ticket == static_cast<uint32_t>(block_count() - 1);
+    sim::release_to_last_block();
     if (last) {
       sim::join_after_all_blocks();
       store(counter, 0, 0u);

@@ -26,9 +26,11 @@ struct Counts {
   int64_t collectives = 0;                    // warp collectives completed (shuffles, votes, products)
   int64_t read_bytes = 0, written_bytes = 0;  // global memory, atomics apart
   int64_t read_sectors = 0, written_sectors = 0;
-  int64_t atomics = 0;          // by thread
-  int64_t shared_accesses = 0;  // by warp
-  int64_t shared_rounds = 0;    // bank conflicts: rounds above accesses
+  int64_t atomics = 0;  // by thread
+  // Shared memory, by warp: an access of 8 (16) bytes a lane is two (four) accesses, of half (quarter) a warp each.
+  // Every one takes as many rounds as there are different words in its busiest bank: rounds above accesses are bank
+  // conflicts.
+  int64_t shared_accesses = 0, shared_rounds = 0;
 };
 
 enum class Order { kForward, kReversed };
@@ -55,8 +57,8 @@ class SimGpu : public Gpu {
   void* allocate(size_t bytes) override;
   void release(void* p) noexcept override;
   void upload(void* device, const void* host, size_t bytes) override;  // marks the bytes written
-  void download(void* host, const void* device,
-                size_t bytes) override;                                // does not check: outputs start as NaN in tests
+  // Does not check: outputs start as NaN in tests.
+  void download(void* host, const void* device, size_t bytes) override;
   void fill(void* device, unsigned char byte, size_t bytes) override;  // marks the bytes written
   void poison(void* device, size_t bytes) override;                    // NaN patterns; marks the bytes unwritten
   // Kernels may touch only memory between born and died. Nothing of it is written at first. Elements are as large as
@@ -65,6 +67,8 @@ class SimGpu : public Gpu {
   void died(void* p) noexcept override;
   // Blocks run in this order from now on. Correct kernels give the same bits in both.
   void set_order(Order order);
+  // Whether sectors and shared-memory accesses are counted (they are at first); the rest of Counts always is.
+  void set_detailed_counts(bool on);
   const Counts& counts() const;
   void reset_counts();
 
@@ -85,12 +89,19 @@ struct Place {
   int thread, threads;  // of the block
   int64_t block, blocks;
 };
-const Place& place();
+namespace detail {
+extern constinit thread_local const Place* place_of_thread [[gnu::tls_model("initial-exec")]];
+}
+inline const Place& place() {
+  return *detail::place_of_thread;
+}
 void barrier();
 void warp_barrier(uint32_t mask);
 void wait_for_previous();
 // After this the block is ordered behind all other blocks' accesses that came before their own call (last block done).
 void join_after_all_blocks();
+// What the block did so far is ordered before a block that calls join_after_all_blocks() behind as many releases.
+void release_to_last_block();
 
 // The lanes of `mask` meet: each gives `bytes` (at most kSlotBytes), and gets a pointer to the 32 lanes' slots, valid
 // until the lane's next collective. `what` (a literal) names the collective: lanes that meet at different ones throw.
@@ -100,9 +111,14 @@ struct Slot {
 };
 const Slot* gather(uint32_t mask, const char* what, const void* value, int bytes);
 
+// Throws: a shuffle takes the value of a lane that is not in its mask.
+[[noreturn]] void source_not_in_mask(int from, uint32_t mask);
+
+// The tensor that lives at p; null if none does.
+Region* find_region(const void* p);
 // Checks and counts one access to global memory. `region` caches the tensor that p was found in.
 void touch_global(const void* p, int bytes, Access access, Region*& region);
-// Checks and counts one access to the block's shared memory; returns its address. element_bytes is 2 or more.
+// Checks and counts one access to the block's shared memory; returns its address. bytes is 2, 4, 8 or 16.
 unsigned char* touch_shared(int64_t offset, int bytes, Access access);
 // An asynchronous copy of 4, 8 or 16 bytes: its bytes land when wait_async lets its group through. bytes_valid < bytes
 // fills with zeros.

@@ -1,15 +1,17 @@
 #include "frit/ops/column_sum/column_sum.h"
 
 #include "frit/ops/column_sum/cpu.h"
+#include "frit/ops/column_sum/gpu.h"
 
 namespace frit {
 
 void column_sum(Context& context, const Tensor& x, bool accumulate, const Tensor& y) {
   FRIT_CHECK(x.rank() == 2, "[column_sum] x is {}, expected [rows, cols]", x.to_string());
   FRIT_CHECK(y.rank() == 1 && y.dim(0) == x.dim(1), "[column_sum] y is {}, x has {} columns", y.to_string(), x.dim(1));
-  FRIT_CHECK(x.dtype() == DType::kF32 || x.dtype() == DType::kBF16, "[column_sum] x is {}, expected f32 or bf16", x.to_string());
+  check_float("column_sum", "x", x, context);
   FRIT_CHECK(y.dtype() == DType::kF32 || y.dtype() == x.dtype(), "[column_sum] y is {}, expected f32 or {}", y.to_string(),
              name_of(x.dtype()));
+  if (context.on_gpu()) return column_sum_gpu(context, x, accumulate, y);
   column_sum_cpu(context, x, accumulate, y);
 }
 

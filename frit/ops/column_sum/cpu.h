@@ -4,9 +4,9 @@
 
 namespace frit {
 
-// Rows are summed in pieces; the pieces' cuts depend on the number of rows alone, and the partial sums are added in their
-// order, so the bits do not depend on the number of threads.
-// Number of pieces for an operator that writes one row of partial sums a piece.
+// Rows are summed in pieces; the pieces' cuts depend on the number of rows alone, and the partial sums are added in
+// their order, so the bits do not depend on the number of threads. Number of pieces for an operator that writes one row
+// of partial sums a piece.
 int64_t partial_sum_pieces(int64_t rows);
 
 // y (+)= sum over partials' rows, in order. partials f32 [pieces, cols]; y [cols] f32 or bf16. 1 parallel region.

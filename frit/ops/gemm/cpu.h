@@ -70,7 +70,9 @@ void gemm_multiply(const GemmBlock& block);
 
 // "packed". Allocates its scratch from the context and, when planning, nothing else.
 void gemm_packed(Context& context, const GemmProblem& p);
-// "onednn": dnnl_sgemm, one thread a call. fp32 only.
+// "onednn": dnnl_sgemm, one thread a call. fp32 only. A build without oneDNN has onednn_missing.cc in the place of onednn.cc.
 void gemm_onednn(Context& context, const GemmProblem& p);
+// Why "onednn" takes no product at all: null, or that it is not in this build.
+const char* gemm_onednn_missing();
 
 }  // namespace frit

@@ -55,11 +55,17 @@ GemmProblem check(const GemmArgs& args) {
 
 // Why "onednn" refuses a product; null if it takes it.
 const char* onednn_refuses(const GemmProblem& p) {
+  if (const char* missing = gemm_onednn_missing()) return missing;
   if (p.a.dtype != DType::kF32 || (p.bias.defined() && p.bias.dtype() != DType::kF32)) return "it multiplies f32 only";
   return nullptr;
 }
 
 }  // namespace
+
+std::vector<const char*> gemm_implementations() {
+  if (gemm_onednn_missing()) return {"packed"};
+  return {"packed", "onednn"};
+}
 
 // "packed" is taken unless another is forced. On a loaded Zen 3, one thread, processor time, in percent of the rate of bare
 // fused multiply-adds (bench/results/gemm-cpu.json has all shapes of that run):

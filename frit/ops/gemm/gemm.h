@@ -1,5 +1,7 @@
 // Matrix products.
 #pragma once
+#include <vector>
+
 #include "frit/backend/context.h"
 
 namespace frit {
@@ -12,7 +14,8 @@ namespace frit {
 // depend on the number of threads either.
 // k == 0 gives bias (+ c). Allocates nothing but scratch from the context.
 // Errors: std::invalid_argument if shapes or dtypes do not fit. Implementations: "packed" (ours,
-// the default) and, if forced, "onednn" (f32 only; promises nothing about bits and allocates); see Context::force.
+// the default) and, if forced, "onednn" (f32 only; promises nothing about bits and allocates; not in every build); see
+// Context::force.
 struct GemmArgs {
   Tensor a, b, c;
   bool transpose_a = false, transpose_b = false;
@@ -20,6 +23,8 @@ struct GemmArgs {
   Tensor bias;
 };
 void gemm(Context& context, const GemmArgs& args);
+// Names of the implementations that this build has.
+std::vector<const char*> gemm_implementations();
 
 // A linear layer y = x * w^T + bias, w [n, k] as PyTorch and Hugging Face store it.
 inline void linear(Context& context, const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& y) {
