@@ -124,6 +124,7 @@ OpCase make(Problem problem) {
   int64_t max_q = problem.bound, max_k = problem.bound;
   for (int64_t length : problem.q_lengths) max_q = std::max(max_q, length);
   for (int64_t length : problem.k_lengths) max_k = std::max(max_k, length);
+  max_q = std::min(max_q, tq), max_k = std::min(max_k, tk);
   const DType dtype = problem.dtype;
   const float scale = problem.scale != 0 ? problem.scale : 1 / std::sqrt(static_cast<float>(d));
   const Dropout dropout{problem.p_drop, dropout_site("attention.cases"), 3, {11, 12}};
@@ -349,8 +350,8 @@ std::vector<OpCase> attention_cases() {
   add({.q_lengths = {256}, .n = 1, .d = 32, .causal = true, .p_drop = 0.1f, .dtype = DType::kBF16, .variant = "short"});
   add({.q_lengths = {140}, .n = 1, .d = 32, .variant = "short"});
   // Too much for shared memory at once.
-  add({.q_lengths = {70, 3},
-       .k_lengths = {200, 90},
+  add({.q_lengths = {100, 3, 90},
+       .k_lengths = {200, 90, 31},
        .n = 1,
        .d = 128,
        .causal = true,
@@ -368,7 +369,7 @@ std::vector<OpCase> attention_cases() {
        .bound = 256});
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     add({.q_lengths = {30, 5}, .n = 2, .d = 64, .p_drop = 0.3f, .dtype = dtype, .variant = "short", .gain = 2});
-    add({.q_lengths = {12}, .n = 1, .d = 32, .dtype = dtype, .variant = "short", .scale = -1.5f});
+    add({.q_lengths = {12}, .n = 1, .d = 32, .dtype = dtype, .variant = "short", .scale = -0.3f});
     add({.q_lengths = {1, 2}, .n = 1, .d = 32, .dtype = dtype, .variant = "short", .stride = (int64_t{1} << 30) + 8});
     add({.q_lengths = {0, 0, 3},
          .k_lengths = {2, 0, 5},
