@@ -26,47 +26,78 @@ Areas areas_of(int max_q, int max_k, int warps, bool dropping, int64_t row_bytes
   a.tile[0] = 2 * full_rows * row_bytes, a.tile[1] = a.tile[0] + tile_rows * row_bytes;
   a.lse = a.tile[1] + tile_rows * row_bytes, a.delta = a.lse + q_rows * int64_t{4};
   a.mask = a.delta + q_rows * int64_t{4};
-  a.bytes = a.mask + (dropping ? q_rows * mask_row(max_k) * int64_t{4} : 0);
+  a.bytes = a.mask + (dropping ? q_rows * kMaskRow * int64_t{4} : 0);
   return a;
 }
 
+// Eight 16-bit elements as they travel.
+struct Eight {
+  uint32_t v[4];
+
+  template <typename T>
+  FRIT_DEVICE float at(int i) const {
+    return static_cast<float>(T::from_bits(static_cast<uint16_t>(v[i / 2] >> (16 * (i % 2)))));
+  }
+};
+
 // Copies rows of dout to shared memory and writes each one's product with out to delta; zeros from `rows` to `padded`.
-// Four rows a thread are under way at once.
-template <typename T, int D>
-FRIT_DEVICE void load_dout(const Shared<T>& to, const Shared<float>& delta, const Global<const T>& dout,
-                           int64_t dout_stride, const Global<const T>& out, int64_t out_stride, int rows, int padded) {
+// `together` rows a thread are under way at once. read(row, column) gives eight elements.
+template <typename T, int D, int together, typename Dout, typename Out>
+FRIT_DEVICE void load_dout_by(const Shared<T>& to, const Shared<float>& delta, Dout&& dout, Out&& out, int rows,
+                              int padded) {
   constexpr int kParts = D / 8;
-  const int part = thread_index() % kParts, step = thread_count() / kParts;
-  for (int base = thread_index() / kParts; base - thread_index() / kParts < padded; base += 4 * step) {
-    Vec<T, 8> a[4], b[4];
+  const int part = thread_index() % kParts, own = thread_index() / kParts, step = thread_count() / kParts;
+  for (int base = 0; base < padded; base += together * step) {
+    Eight a[together], b[together];
     FRIT_UNROLL
-    for (int u = 0; u < 4; ++u) {
-      const int r = base + u * step;
-      const bool valid = r < rows;
-      a[u] = valid ? load_span<8>(dout + r * dout_stride, part * 8, D, T::from_bits(0)) : zeros8<T>();
-      b[u] = valid ? load_span<8>(out + r * out_stride, part * 8, D, T::from_bits(0)) : zeros8<T>();
+    for (int u = 0; u < together; ++u) {
+      const int r = base + own + u * step;
+      a[u] = b[u] = {{0, 0, 0, 0}};
+      if (r < rows) a[u] = dout(r, part * 8), b[u] = out(r, part * 8);
     }
     FRIT_UNROLL
-    for (int u = 0; u < 4; ++u) {
-      const int r = base + u * step;
+    for (int u = 0; u < together; ++u) {
+      const int r = base + own + u * step;
       float sum = 0;
       FRIT_UNROLL
-      for (int i = 0; i < 8; ++i) sum = fmaf(static_cast<float>(a[u][i]), static_cast<float>(b[u][i]), sum);
+      for (int i = 0; i < 8; ++i) sum = fmaf(a[u].template at<T>(i), b[u].template at<T>(i), sum);
       sum = warp_sum<kParts>(sum);
       if (r < padded) {
-        store_vec<8>(to, r * kRowOf<D> + part * 8, a[u]);
+        store_vec<8>(to, r * kRowOf<D> + part * 8, std::bit_cast<Vec<T, 8>>(a[u]));
         if (part == 0) store(delta, r, sum);
       }
     }
   }
 }
+template <typename T, int D>
+FRIT_DEVICE void load_dout(const Shared<T>& to, const Shared<float>& delta, const Global<const T>& dout,
+                           int64_t dout_stride, const Global<const T>& out, int64_t out_stride, int rows, int padded) {
+  const uint64_t strides = static_cast<uint64_t>(dout_stride | out_stride) * sizeof(T);
+  if ((dout.address() | out.address() | strides) % 16 == 0) {
+    const auto read = [](const Global<const T>& from, int64_t stride) {
+      return
+          [&from, stride](int r, int column) { return std::bit_cast<Eight>(load_vec<8>(from, r * stride + column)); };
+    };
+    load_dout_by<T, D, 4>(to, delta, read(dout, dout_stride), read(out, out_stride), rows, padded);
+  } else {
+    const auto read = [](const Global<const T>& from, int64_t stride) {
+      return [&from, stride](int r, int column) {
+        return std::bit_cast<Eight>(load_span<8>(from + r * stride, column, D, T::from_bits(0)));
+      };
+    };
+    load_dout_by<T, D, 1>(to, delta, read(dout, dout_stride), read(out, out_stride), rows, padded);
+  }
+}
+
+// Eights of keys (or queries) that a warp takes at a time: as many as its registers hold beside the sums.
+template <int D>
+constexpr int kEights = D == 64 ? 2 : 4;
 
 // What the two halves of backward know of the block's sequence.
 struct Work {
   Sequence at;
   bool causal, dropping;
   float scale, keep_scale;
-  int row_words;             // of mask
   Shared<float> lse, delta;  // lse in units of log 2
   Shared<uint32_t> mask;
 };
@@ -81,23 +112,27 @@ FRIT_DEVICE void backward_queries(const Work& w, const Shared<T>& q, const Share
   FRIT_UNROLL
   for (int x = 0; x < D / 16; ++x) left_fragment<D>(queries[x], q, x), left_fragment<D>(gradients[x], dout, x);
   float sums[D / 8][4];
-  FRIT_UNROLL
-  for (int n = 0; n < D / 8; ++n) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0;
+  clear(sums);
   const float lse[2] = {load(w.lse, first + g), load(w.lse, first + g + 8)};
   const float delta[2] = {load(w.delta, first + g), load(w.delta, first + g + 8)};
   const int limits[2] = {w.at.visible(first + g, w.causal), w.at.visible(first + g + 8, w.causal)};
   const int keys = w.at.visible(least(first + 15, w.at.lq - 1), w.causal), sure_keys = w.at.visible(first, w.causal);
-  for (int first_key = 0; first_key < keys; first_key += 32) {
-    float s[4][4], dp[4][4];
-    multiply_rows<T, D>(s, queries, k + first_key * kRowOf<D>);
-    multiply_rows<T, D>(dp, gradients, v + first_key * kRowOf<D>);
-    const bool edge = first_key + 32 > sure_keys;
+  constexpr int N = kEights<D>;
+  for (int first_key = 0; first_key < keys; first_key += 8 * N) {
+    float s[N][4], dp[N][4];
+    clear(s), clear(dp);
+    FRIT_UNROLL
+    for (int x = 0; x < D / 16; ++x) {
+      multiply_step<T, D>(s, queries[x], k + first_key * kRowOf<D>, x);
+      multiply_step<T, D>(dp, gradients[x], v + first_key * kRowOf<D>, x);
+    }
+    const bool edge = first_key + 8 * N > sure_keys;
     FRIT_UNROLL
     for (int h = 0; h < 2; ++h) {
       const uint32_t kept =
-          w.dropping ? load(w.mask, (first + g + 8 * h) * w.row_words + first_key / 32) >> (2 * c) : 0;
+          w.dropping ? load(w.mask, (first + g + 8 * h) * kMaskRow + first_key / 32) >> (first_key % 32 + 2 * c) : 0;
       FRIT_UNROLL
-      for (int j = 0; j < 4; ++j) {
+      for (int j = 0; j < N; ++j) {
         FRIT_UNROLL
         for (int e = 0; e < 2; ++e) {
           float& x = s[j][2 * h + e];
@@ -108,7 +143,7 @@ FRIT_DEVICE void backward_queries(const Work& w, const Shared<T>& q, const Share
         }
       }
     }
-    uint32_t ds[2][4];
+    uint32_t ds[N / 2][4];
     round_to_left<T>(ds, s);
     multiply_columns<T, D>(sums, ds, k + first_key * kRowOf<D>);
   }
@@ -124,26 +159,29 @@ FRIT_DEVICE void backward_keys(const Work& w, const Shared<T>& k, const Shared<T
   const int g = lane() / 4, c = lane() % 4;
   const float scale = w.scale * 1.4426950408889634f;
   float dk_sums[D / 8][4], dv_sums[D / 8][4];
-  FRIT_UNROLL
-  for (int n = 0; n < D / 8; ++n) {
-    dk_sums[n][0] = dk_sums[n][1] = dk_sums[n][2] = dk_sums[n][3] = 0;
-    dv_sums[n][0] = dv_sums[n][1] = dv_sums[n][2] = dv_sums[n][3] = 0;
-  }
+  clear(dk_sums), clear(dv_sums);
   // The first query that sees a key of these, and the first that sees all.
   const int seen_from = w.causal ? first - w.at.shift() : 0, all_from = w.causal ? seen_from + 15 : 0;
-  for (int query = seen_from < 0 ? 0 : seen_from / 32 * 32; query < w.at.lq; query += 32) {
-    float s[4][4], dp[4][4];
-    multiply_rows<T, D>(s, k, q + query * kRowOf<D>);
-    multiply_rows<T, D>(dp, v, dout + query * kRowOf<D>);
+  constexpr int N = kEights<D>;
+  for (int query = seen_from < 0 ? 0 : seen_from / (8 * N) * (8 * N); query < w.at.lq; query += 8 * N) {
+    float s[N][4], dp[N][4];
+    clear(s), clear(dp);
+    FRIT_UNROLL
+    for (int x = 0; x < D / 16; ++x) {
+      uint32_t fragment[4];
+      left_fragment<D>(fragment, k, x);
+      multiply_step<T, D>(s, fragment, q + query * kRowOf<D>, x);
+      left_fragment<D>(fragment, v, x);
+      multiply_step<T, D>(dp, fragment, dout + query * kRowOf<D>, x);
+    }
     const bool edge = query < all_from;
     FRIT_UNROLL
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < N; ++j) {
       const int column = query + 8 * j + 2 * c;
       const Vec<float, 2> lse = load_vec<2>(w.lse, column), delta = load_vec<2>(w.delta, column);
       FRIT_UNROLL
       for (int e = 0; e < 2; ++e) {
-        const uint32_t kept =
-            w.dropping ? load(w.mask, (column + e) * w.row_words + first / 32) >> (first % 32 + g) : 0;
+        const uint32_t kept = w.dropping ? load(w.mask, (column + e) * kMaskRow + first / 32) >> (first % 32 + g) : 0;
         FRIT_UNROLL
         for (int h = 0; h < 2; ++h) {
           float &x = s[j][2 * h + e], &gradient = dp[j][2 * h + e];
@@ -156,7 +194,7 @@ FRIT_DEVICE void backward_keys(const Work& w, const Shared<T>& k, const Shared<T
         }
       }
     }
-    uint32_t fragment[2][4];
+    uint32_t fragment[N / 2][4];
     round_to_left<T>(fragment, s);
     multiply_columns<T, D>(dv_sums, fragment, dout + query * kRowOf<D>);
     round_to_left<T>(fragment, dp);
@@ -191,7 +229,6 @@ attention_backward_short_kernel(Rows<const T> q, Rows<const T> k, Rows<const T> 
   if (at.lq == 0 && at.lk == 0) return;
   w.causal = geometry.causal, w.dropping = dropout.active();
   w.scale = geometry.scale, w.keep_scale = w.dropping ? dropout.scale() : 1.0f;
-  w.row_words = mask_row(geometry.max_k);
   w.lse = shared_array<float>(areas.lse), w.delta = shared_array<float>(areas.delta);
   w.mask = shared_array<uint32_t>(areas.mask);
 
@@ -217,8 +254,7 @@ attention_backward_short_kernel(Rows<const T> q, Rows<const T> k, Rows<const T> 
       for (int i = thread_index(); i < padded_queries; i += thread_count())
         store(w.lse, i, i < at.lq ? load(lse, (at.q_first + i) * heads + head) * 1.4426950408889634f : 0.0f);
       if (w.dropping)
-        fill_mask(shared_array<uint16_t>(areas.mask), w.row_words, dropout, at, 0, at.lq, padded_queries, head,
-                  geometry.causal);
+        fill_mask(shared_array<uint16_t>(areas.mask), dropout, at, 0, at.lq, padded_queries, head, geometry.causal);
     }
     copy_async_wait<0>();
     barrier();
@@ -243,8 +279,10 @@ attention_backward_short_kernel(Rows<const T> q, Rows<const T> k, Rows<const T> 
     }
     for (int first = pass + warp() * 16; first < pass + rows; first += warp_count() * 16) {
       const int from = (first - pass) * kRow;
-      backward_keys<T, D>(w, (resident ? full_0 : tile_0) + from, (resident ? full_1 : tile_1) + from,
-                          resident ? tile_0 : full_0, resident ? tile_1 : full_1, first, head, dk, dv);
+      backward_keys<T, D>(w, shared_array<T>(resident ? areas.full[0] : areas.tile[0]) + from,
+                          shared_array<T>(resident ? areas.full[1] : areas.tile[1]) + from,
+                          shared_array<T>(resident ? areas.tile[0] : areas.full[0]),
+                          shared_array<T>(resident ? areas.tile[1] : areas.full[1]), first, head, dk, dv);
     }
   }
 }

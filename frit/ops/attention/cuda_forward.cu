@@ -27,7 +27,6 @@ attention_forward_short_kernel(Rows<const T> q, Rows<const T> k, Rows<const T> v
   if (first >= at.lq) return;
   const int rows = least(tile, at.lq - first), keys = at.visible(first + rows - 1, geometry.causal);
   const bool dropping = dropout.active();
-  const int row_words = mask_row(geometry.max_k);
 
   constexpr int kRow = kRowOf<D>;
   const int64_t key_bytes = static_cast<int64_t>(round_up(geometry.max_k, 32)) * kRow * sizeof(T);
@@ -39,7 +38,7 @@ attention_forward_short_kernel(Rows<const T> q, Rows<const T> k, Rows<const T> v
   load_rows<T, D>(vs, v.at(at.k_first, head, D), v.stride, keys, padded_keys);
   copy_async_commit();
   if (dropping)
-    fill_mask(shared_array<uint16_t>(mask_at), row_words, dropout, at, first, rows, padded_rows, head, geometry.causal);
+    fill_mask(shared_array<uint16_t>(mask_at), dropout, at, first, rows, padded_rows, head, geometry.causal);
   copy_async_wait<0>();
   barrier();
 
@@ -50,18 +49,19 @@ attention_forward_short_kernel(Rows<const T> q, Rows<const T> k, Rows<const T> v
   const int sure_keys = at.visible(first + mine, geometry.causal);  // all 16 queries see these
   const int limits[2] = {at.visible(first + mine + g, geometry.causal),
                          at.visible(first + mine + g + 8, geometry.causal)};
-  const Shared<uint32_t> mask = shared_array<uint32_t>(mask_at) + (mine + g) * row_words;
+  const Shared<uint32_t> mask = shared_array<uint32_t>(mask_at) + (mine + g) * kMaskRow;
 
   uint32_t queries[D / 16][4];
   FRIT_UNROLL
   for (int x = 0; x < D / 16; ++x) left_fragment<D>(queries[x], qs + mine * kRow, x);
   float sums[D / 8][4];
-  FRIT_UNROLL
-  for (int n = 0; n < D / 8; ++n) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0;
+  clear(sums);
   float top[2] = {-INFINITY, -INFINITY}, total[2] = {0, 0};
   for (int first_key = 0; first_key < last_keys; first_key += 32) {
     float s[4][4];
-    multiply_rows<T, D>(s, queries, ks + first_key * kRow);
+    clear(s);
+    FRIT_UNROLL
+    for (int x = 0; x < D / 16; ++x) multiply_step<T, D>(s, queries[x], ks + first_key * kRow, x);
     const bool edge = first_key + 32 > sure_keys;
     FRIT_UNROLL
     for (int h = 0; h < 2; ++h) {
@@ -83,7 +83,7 @@ attention_forward_short_kernel(Rows<const T> q, Rows<const T> k, Rows<const T> v
       total[h] *= shrink;
       FRIT_UNROLL
       for (int n = 0; n < D / 8; ++n) sums[n][2 * h] *= shrink, sums[n][2 * h + 1] *= shrink;
-      const uint32_t kept = dropping ? load(mask, 8 * h * row_words + first_key / 32) >> (2 * c) : 0;
+      const uint32_t kept = dropping ? load(mask, 8 * h * kMaskRow + first_key / 32) >> (2 * c) : 0;
       FRIT_UNROLL
       for (int j = 0; j < 4; ++j) {
         FRIT_UNROLL
@@ -120,7 +120,7 @@ void forward(Context& context, const AttentionArgs& args, const Tensor& out, con
   const int max_q = geometry.max_q, max_k = geometry.max_k;
   const auto shared_bytes = [&](int64_t tile) {
     return (2 * round_up(max_k, 32) + tile) * kRowOf<D> * int64_t{sizeof(T)} +
-           (args.dropout.active() ? tile * mask_row(max_k) * 4 : 0);
+           (args.dropout.active() ? tile * kMaskRow * 4 : 0);
   };
   int fallback = 0;
   while (16 << fallback < attention_short_tile(geometry.sequences, geometry.heads, max_q)) ++fallback;

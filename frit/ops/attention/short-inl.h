@@ -147,12 +147,19 @@ FRIT_DEVICE void left_fragment(uint32_t (&a)[4], const Shared<T>& rows, int k) {
   ldmatrix_x4(a, rows, lane() % 16 * kRowOf<D> + k * 16 + lane() / 16 * 8);
 }
 
-// c += a * b^T of one step of 16 along the width: a 16 rows, b 32 rows.
-template <typename T, int D>
-FRIT_DEVICE void multiply_step(float (&c)[4][4], const uint32_t (&a)[4], const Shared<T>& b, int k) {
+// The product of 16 rows with 8 * N others, as mma leaves it: lane 4 g + c has columns 8 j + 2 c and the next of rows g
+// ([j][0], [j][1]) and g + 8 ([j][2], [j][3]).
+template <int N>
+FRIT_DEVICE void clear(float (&c)[N][4]) {
+  FRIT_UNROLL
+  for (int j = 0; j < N; ++j) c[j][0] = c[j][1] = c[j][2] = c[j][3] = 0;
+}
+// c += a * b^T of step k of 16 along the width: a 16 rows, b 8 * N rows.
+template <typename T, int D, int N>
+FRIT_DEVICE void multiply_step(float (&c)[N][4], const uint32_t (&a)[4], const Shared<T>& b, int k) {
   const int at = (lane() % 8 + lane() / 16 * 8) * kRowOf<D> + lane() / 8 % 2 * 8 + k * 16;
   FRIT_UNROLL
-  for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < N / 2; ++half) {
     uint32_t r[4];
     ldmatrix_x4(r, b, at + half * 16 * kRowOf<D>);
     const uint32_t low[2] = {r[0], r[1]}, high[2] = {r[2], r[3]};
@@ -160,43 +167,24 @@ FRIT_DEVICE void multiply_step(float (&c)[4][4], const uint32_t (&a)[4], const S
     mma_m16n8k16<T>(c[2 * half + 1], a, high);
   }
 }
-// c = a * b^T over the whole width, the left operand held in registers, or read from shared memory.
-template <typename T, int D>
-FRIT_DEVICE void multiply_rows(float (&c)[4][4], const uint32_t (&a)[D / 16][4], const Shared<T>& b) {
-  FRIT_UNROLL
-  for (int j = 0; j < 4; ++j) c[j][0] = c[j][1] = c[j][2] = c[j][3] = 0;
-  FRIT_UNROLL
-  for (int k = 0; k < D / 16; ++k) multiply_step<T, D>(c, a[k], b, k);
-}
-template <typename T, int D>
-FRIT_DEVICE void multiply_rows(float (&c)[4][4], const Shared<T>& a, const Shared<T>& b) {
-  FRIT_UNROLL
-  for (int j = 0; j < 4; ++j) c[j][0] = c[j][1] = c[j][2] = c[j][3] = 0;
-  FRIT_UNROLL
-  for (int k = 0; k < D / 16; ++k) {
-    uint32_t fragment[4];
-    left_fragment<D>(fragment, a, k);
-    multiply_step<T, D>(c, fragment, b, k);
-  }
-}
 
-// A product's 16 x 32 result, rounded, as the left operand of the next product.
-template <typename T>
-FRIT_DEVICE void round_to_left(uint32_t (&a)[2][4], const float (&x)[4][4]) {
+// A product's 16 x 8 N result, rounded, as the left operand of the next product.
+template <typename T, int N>
+FRIT_DEVICE void round_to_left(uint32_t (&a)[N / 2][4], const float (&x)[N][4]) {
   FRIT_UNROLL
-  for (int m = 0; m < 2; ++m) {
+  for (int m = 0; m < N / 2; ++m) {
     a[m][0] = pack2(T(), x[2 * m][0], x[2 * m][1]);
     a[m][1] = pack2(T(), x[2 * m][2], x[2 * m][3]);
     a[m][2] = pack2(T(), x[2 * m + 1][0], x[2 * m + 1][1]);
     a[m][3] = pack2(T(), x[2 * m + 1][2], x[2 * m + 1][3]);
   }
 }
-// c[16][D] += a[16][32] * b[32][D].
-template <typename T, int D>
-FRIT_DEVICE void multiply_columns(float (&c)[D / 8][4], const uint32_t (&a)[2][4], const Shared<T>& b) {
+// c[16][D] += a[16][16 M] * b[16 M][D].
+template <typename T, int D, int M>
+FRIT_DEVICE void multiply_columns(float (&c)[D / 8][4], const uint32_t (&a)[M][4], const Shared<T>& b) {
   const int at = lane() % 16 * kRowOf<D> + lane() / 16 * 8;
   FRIT_UNROLL
-  for (int m = 0; m < 2; ++m) {
+  for (int m = 0; m < M; ++m) {
     FRIT_UNROLL
     for (int n = 0; n < D / 16; ++n) {
       uint32_t r[4];
@@ -244,25 +232,26 @@ FRIT_DEVICE void store_rows(const Global<T>& to, int64_t stride, int rows, const
 
 // ---- Dropout bits in shared memory ----
 
-// Words from query to query: odd, so that neighbouring queries lie in different banks.
-FRIT_HOST_DEVICE constexpr int mask_row(int max_k) {
-  return (max_k + 31) / 32 | 1;
-}
-// Bit j % 32 of word mask[r * row_words + j / 32] says whether key j is kept for query first + r of the sequence, r
+// Words from query to query, enough for the longest row: a constant, so that its multiples need no register, and odd,
+// so that neighbouring queries lie in different banks.
+constexpr int kMaskRow = kAttentionShortLongest / 32 + 1;
+// Bit j % 32 of word mask[r * kMaskRow + j / 32] says whether key j is kept for query first + r of the sequence, r
 // below `rows`, where the query sees the key; bits of the rows from there to `padded` are 0. Computed while copies are
 // under way. Cost: one Philox block for 8 keys.
-FRIT_DEVICE void fill_mask(const Shared<uint16_t>& mask, int row_words, const Dropout& dropout, const Sequence& at,
-                           int first, int rows, int padded, int head, bool causal) {
+FRIT_DEVICE void fill_mask(const Shared<uint16_t>& mask, const Dropout& dropout, const Sequence& at, int first,
+                           int rows, int padded, int head, bool causal) {
   const int pieces = (at.lk + 31) / 32 * 2;  // of 16 keys, in a row
   for (int i = thread_index(); i < padded * pieces; i += thread_count()) {
-    const int r = i / pieces, key = (i - r * pieces) * 16;
+    const int r = i / pieces;
+    // Unsigned: the compiler sees that eight keys need one Philox block.
+    const uint32_t key = static_cast<uint32_t>(i - r * pieces) * 16;
     uint32_t bits = 0;
-    if (r < rows && key < at.visible(first + r, causal)) {
+    if (r < rows && static_cast<int>(key) < at.visible(first + r, causal)) {
       const int64_t row = at.q_first + first + r;
       bits = dropout_keep<8>(dropout, row, key, static_cast<uint32_t>(head)) |
              dropout_keep<8>(dropout, row, key + 8, static_cast<uint32_t>(head)) << 8;
     }
-    store(mask, r * row_words * 2 + key / 16, static_cast<uint16_t>(bits));
+    store(mask, r * kMaskRow * 2 + key / 16, static_cast<uint16_t>(bits));
   }
 }
 
