@@ -44,11 +44,16 @@ layer_norm_backward_rows_kernel(Global<const T> dy, int64_t dy_stride, Global<co
   constexpr bool kEarly = K == 1;  // loads dresidual before the sums
   const int groups = warp_count() / warps, group = warp() / warps, part = warp() - group * warps;
   const int first = part * kColumns, columns = cols - first < kColumns ? cols - first : kColumns;
-  const int64_t begin = rows * block_index() / block_count(), end = rows * (block_index() + 1) / block_count();
+  // From here on rows are counted from the block's first.
+  const int64_t begin = rows * block_index() / block_count();
+  const int end = static_cast<int>(rows * (block_index() + 1) / block_count() - begin);
+  dy = dy + begin * dy_stride, x = x + begin * x_stride, dx = dx + begin * dx_stride;
+  mean = mean + begin, rstd = rstd + begin;
+  if (dresidual) dresidual = dresidual + begin * dresidual_stride;
   const int step = groups * R;
   const float all = static_cast<float>(cols);
-  const auto offset = [&](int64_t row, int64_t stride) { return row < end ? row * stride + first : 0; };
-  const auto count = [&](int64_t row) { return row < end ? columns : 0; };
+  const auto offset = [&](int row, int64_t stride) { return row < end ? row * stride + first : 0; };
+  const auto count = [&](int row) { return row < end ? columns : 0; };
 
   Vec<T, N> weight[K];
   const auto load_weight = [&](int k) {
@@ -76,7 +81,7 @@ layer_norm_backward_rows_kernel(Global<const T> dy, int64_t dy_stride, Global<co
 
   Part<T, K> x_row[R], dy_row[R];
   float of_row;  // lane r < R: row r's mean; lane R + r: its rstd
-  const auto start = [&](int64_t row, Part<T, K>(&xs)[R], Part<T, K>(&dys)[R]) {
+  const auto start = [&](int row, Part<T, K>(&xs)[R], Part<T, K>(&dys)[R]) {
     FRIT_UNROLL
     for (int r = 0; r < R; ++r) {
       start_load<Cache::kStream>(xs[r], x + offset(row + r, x_stride), count(row + r));
@@ -87,11 +92,11 @@ layer_norm_backward_rows_kernel(Global<const T> dy, int64_t dy_stride, Global<co
     if (lane() >= R && lane() < 2 * R && row + lane() - R < end) value = load(rstd, row + lane() - R);
     return value;
   };
-  of_row = start(begin + group * R, x_row, dy_row);
+  of_row = start(group * R, x_row, dy_row);
 
   int turn = 0;  // alternates between two halves of scratch, so that one barrier a sum is enough
-  for (int64_t batch = begin; batch < end; batch += step) {
-    const int64_t row = batch + group * R;
+  for (int batch = 0; batch < end; batch += step) {
+    const int row = batch + group * R;
     Part<T, K> x_next[R], dy_next[R], more[R];
     float of_next = 0;
     if constexpr (kAhead) of_next = start(row + step, x_next, dy_next);
