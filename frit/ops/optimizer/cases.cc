@@ -291,8 +291,7 @@ std::vector<OpCase> optimizer_cases() {
   for (const Mode& mode : {Mode{OptimizerKind::kAdam, Precision::kF32, DType::kF32},
                            Mode{OptimizerKind::kAdam, Precision::kBF16Stochastic, DType::kBF16},
                            Mode{OptimizerKind::kAdam, Precision::kBF16Residual, DType::kBF16},
-                           Mode{OptimizerKind::kAdam, Precision::kBF16Master, DType::kBF16},
-                           Mode{OptimizerKind::kAdam, Precision::kF16Stochastic, DType::kF16}}) {
+                           Mode{OptimizerKind::kAdam, Precision::kBF16Master, DType::kBF16}}) {
     cases.push_back(make(210000000, mode, 10, true, true));
     cases.back().benchmark = true;
     cases.back().test = false;
