@@ -109,7 +109,7 @@ template <typename T, int N>
 FRIT_DEVICE Vec<float, N> to_float(const Vec<T, N>& x) {
   Vec<float, N> y;
   FRIT_UNROLL
-  for (int i = 0; i < N; ++i) y[i] = static_cast<float>(x[i]);
+  for (int i = 0; i < N; ++i) y[i] = widen(x[i]);
   return y;
 }
 template <typename T, int N>

@@ -323,6 +323,21 @@ FRIT_DEVICE T convert(float x) {
     return T::from_bits(static_cast<uint16_t>(pack2(T(), x, 0.0f)));
   }
 }
+// Exact, in one instruction each.
+FRIT_DEVICE float widen(float x) {
+  return x;
+}
+FRIT_DEVICE float widen(bfloat16 x) {
+  return static_cast<float>(x);
+}
+FRIT_DEVICE float widen(float16 x) {
+  return __half2float(__ushort_as_half(x.bits));
+}
+// x, as a value the compiler knows nothing of: what was computed from it before is computed again, not kept in registers.
+FRIT_DEVICE uint32_t opaque(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 FRIT_DEVICE int find_first_set(uint32_t x) {
   return __ffs(static_cast<int>(x));
 }

@@ -316,6 +316,13 @@ template <typename T>
 FRIT_DEVICE T convert(float x) {
   return T(x);
 }
+template <typename T>
+FRIT_DEVICE float widen(T x) {
+  return static_cast<float>(x);
+}
+FRIT_DEVICE uint32_t opaque(uint32_t x) {
+  return x;
+}
 FRIT_DEVICE int find_first_set(uint32_t x) {
   return x ? std::countr_zero(x) + 1 : 0;
 }
