@@ -420,7 +420,7 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
       const Global<O> out = a.out + row * a.out_stride;
       const Vec<O, 4> before = a.accumulate ? load_span<4>(out, column, a.columns, O()) : Vec<O, 4>{};
       FRIT_UNROLL
-      for (int j = 0; j < 4; ++j) sum[j] = sum[j] * a.scale + (a.accumulate ? static_cast<float>(before[j]) : 0.0f);
+      for (int j = 0; j < 4; ++j) sum[j] = sum[j] * a.scale + (a.accumulate ? widen(static_cast<O>(before[j])) : 0.0f);
       store_span<4>(out, column, a.columns, from_float<O>(sum));
     }
     barrier();  // scratch is free again
