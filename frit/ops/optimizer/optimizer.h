@@ -32,6 +32,9 @@ struct OptimizerArgs {
   double weight_decay = 0;  // Adam and SGD: added to the gradient (L2); AdamW: decoupled. For elements below decay_end
   int64_t decay_end = 0;
   uint32_t seed = 0;  // stochastic rounding: Philox key (seed, step), counter (element / 8, 0, kRoundingSite)
+  // The stochastic precisions round to nearest even instead: 16 bits alone, the published form, where an update below
+  // half a spacing is lost. To compare with; no other precision looks at it.
+  bool nearest = false;
 };
 constexpr uint32_t kRoundingSite = dropout_site("optimizer.rounding");
 
