@@ -129,13 +129,8 @@ OpCase make(int64_t n, Mode mode, int64_t step, bool momentum = true, bool timed
         if (momentum) out["moment1"][i] = m;
       }
       out["parameters"][i] = p;
-<<<<<<< HEAD
       if (keeps_master(mode.precision)) out["master"][i] = p;
-      if (mode.precision == Precision::kBF16Residual) out["joined"][i] = p;
-=======
-      if (mode.precision == Precision::kBF16Master) out["master"][i] = p;
       if (out.count("joined")) out["joined"][i] = p;
->>>>>>> main
     }
   };
   // fp32 arithmetic of about ten operations; bf16 parameters to the spacing (stochastic: to either side).
