@@ -219,8 +219,9 @@ std::vector<OpCase> embedding_cases() {
     }
   }
   const auto timed = [&](int64_t width, float p, Fill ids, const char* note) {
-    cases.push_back(make(std::vector<int64_t>(512, 32), width, 32768, DType::kBF16,
-                         {.learned = false, .p_drop = p, .gradient = DType::kBF16, .ids = ids, .note = note}));
+    cases.push_back(
+        make(std::vector<int64_t>(512, 32), width, 32768, DType::kBF16,
+             {.learned = false, .p_drop = p, .gradient = DType::kBF16, .instances = true, .ids = ids, .note = note}));
     cases.back().benchmark = true, cases.back().test = false, cases.back().where = Where::kGpu;
   };
   for (int64_t width : {1023, 1024, 1025}) timed(width, 0.1f, nullptr, "/random");

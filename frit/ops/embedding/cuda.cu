@@ -317,13 +317,12 @@ embedding_backward_rows_kernel(Sums<T, O> a) {
   const int64_t item = block_index() * kWarps + warp(), row = item - a.pieces;
   const bool is_piece = row < 0;
   if (row >= a.count) return;
-  int from[2], to[2];  // what is summed: of a piece, the run that goes on and the one that begins
+  int from[2] = {}, to[2] = {};  // what is summed: of a piece, the run that goes on and the one that begins
   Global<O> out;
   int shift = 0;
   if (is_piece) {
     const int begin = static_cast<int>(item) * kPiece, counted = load(a.starts, a.count);
     const int end = begin + kPiece < counted ? begin + kPiece : counted;
-    from[0] = to[0] = from[1] = to[1] = 0;
     int32_t finish = -1;
     if (begin < end) {
       const int32_t old_key = load(a.keys, load(a.order, begin)), new_key = load(a.keys, load(a.order, end - 1));
@@ -420,7 +419,7 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
       const Global<O> out = a.out + row * a.out_stride;
       const Vec<O, 4> before = a.accumulate ? load_span<4>(out, column, a.columns, O()) : Vec<O, 4>{};
       FRIT_UNROLL
-      for (int j = 0; j < 4; ++j) sum[j] = sum[j] * a.scale + (a.accumulate ? static_cast<float>(before[j]) : 0.0f);
+      for (int j = 0; j < 4; ++j) sum[j] = sum[j] * a.scale + (a.accumulate ? widen(static_cast<O>(before[j])) : 0.0f);
       store_span<4>(out, column, a.columns, from_float<O>(sum));
     }
     barrier();  // scratch is free again

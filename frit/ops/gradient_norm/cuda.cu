@@ -16,7 +16,7 @@ FRIT_DEVICE double shrunk(uint32_t magnitude) {
 }
 template <typename T>
 FRIT_DEVICE uint32_t magnitude_of(T g) {
-  return std::bit_cast<uint32_t>(static_cast<float>(g)) & 0x7fffffffu;
+  return std::bit_cast<uint32_t>(widen(g)) & 0x7fffffffu;
 }
 
 // Sum over the block in fp64, in every thread; `scratch` holds 32. Cost: 1 barrier.

@@ -129,13 +129,8 @@ OpCase make(int64_t n, Mode mode, int64_t step, bool momentum = true, bool timed
         if (momentum) out["moment1"][i] = m;
       }
       out["parameters"][i] = p;
-<<<<<<< HEAD
       if (keeps_master(mode.precision)) out["master"][i] = p;
-      if (mode.precision == Precision::kBF16Residual) out["joined"][i] = p;
-=======
-      if (mode.precision == Precision::kBF16Master) out["master"][i] = p;
       if (out.count("joined")) out["joined"][i] = p;
->>>>>>> main
     }
   };
   // fp32 arithmetic of about ten operations; bf16 parameters to the spacing (stochastic: to either side).
@@ -291,8 +286,7 @@ std::vector<OpCase> optimizer_cases() {
   for (const Mode& mode : {Mode{OptimizerKind::kAdam, Precision::kF32, DType::kF32},
                            Mode{OptimizerKind::kAdam, Precision::kBF16Stochastic, DType::kBF16},
                            Mode{OptimizerKind::kAdam, Precision::kBF16Residual, DType::kBF16},
-                           Mode{OptimizerKind::kAdam, Precision::kBF16Master, DType::kBF16},
-                           Mode{OptimizerKind::kAdam, Precision::kF16Stochastic, DType::kF16}}) {
+                           Mode{OptimizerKind::kAdam, Precision::kBF16Master, DType::kBF16}}) {
     cases.push_back(make(210000000, mode, 10, true, true));
     cases.back().benchmark = true;
     cases.back().test = false;

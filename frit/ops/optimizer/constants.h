@@ -16,7 +16,8 @@ struct alignas(16) OptimizerConstants {
   uint32_t lerp_from_gradient;  // 1 - beta1 >= 0.5: m is reckoned from g's side, which is exact at beta1 == 0
   uint32_t update;              // 0: leave everything as it is
   uint32_t step;                // of the rounding's key
-  uint32_t unused[2];
+  uint32_t nearest;             // OptimizerArgs::nearest
+  uint32_t unused;
 };
 static_assert(sizeof(OptimizerConstants) == kOptimizerConstants * sizeof(float));
 
@@ -42,6 +43,7 @@ FRIT_HOST_DEVICE inline OptimizerConstants optimizer_constants(const OptimizerAr
   c.lerp_from_gradient = 1 - args.beta1 >= 0.5;
   c.update = 1;
   c.step = static_cast<uint32_t>(step);
+  c.nearest = args.nearest;
   return c;
 }
 

@@ -90,7 +90,7 @@ HWY_INLINE VF load_parameters(const Slots<P, G>& s) {
 }
 
 template <Precision kPrecision, typename P, typename G>
-HWY_INLINE void store_parameters(VF value, const Slots<P, G>& s) {
+HWY_INLINE void store_parameters(VF value, [[maybe_unused]] bool nearest, const Slots<P, G>& s) {
   const DU32 du;
   // One NaN for all: adding to the bits of some would run over into the sign and make a number of them.
   const auto u = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(value)), hn::Set(du, 0x7fc00000u), hn::BitCast(du, value));
@@ -101,6 +101,7 @@ HWY_INLINE void store_parameters(VF value, const Slots<P, G>& s) {
     store_bits(hn::ShiftRight<16>(hn::Add(u, hn::Set(du, 0x8000u))), s.p);
     store_bits(hn::And(u, hn::Set(du, 0xffffu)), s.residual);
   } else if constexpr (kPrecision == Precision::kBF16Stochastic) {
+    if (nearest) return store(value, s.p);
     const auto random = hn::PromoteTo(du, hn::LoadU(DU16Half(), s.random));
     store_bits(hn::ShiftRight<16>(hn::Add(u, random)), s.p);
   } else {
@@ -134,7 +135,7 @@ HWY_INLINE void update_vector(const OptimizerConstants& c, const Slots<P, G>& s)
     }
     p = hn::Add(p, hn::Mul(hn::Set(d, c.minus_step_size), m));
   }
-  store_parameters<kPrecision>(p, s);
+  store_parameters<kPrecision>(p, c.nearest != 0, s);
 }
 
 template <typename T>

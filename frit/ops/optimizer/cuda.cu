@@ -141,8 +141,10 @@ optimizer_step_kernel(OptimizerConstants given, Global<const float> prepared, Bl
   // Behind the loads, so that it waits with them.
   const OptimizerConstants c = prepared ? load_constants(prepared) : given;
   if (!c.update) return;
-  uint32_t random[kGroups][kGroup];
-  if constexpr (kStochastic) rounding_bits({b.seed, c.step}, first, random);
+  uint32_t random[kGroups][kGroup] = {};
+  if constexpr (kStochastic) {
+    if (!c.nearest) rounding_bits({b.seed, c.step}, first, random);
+  }
 
   FRIT_UNROLL
   for (int k = 0; k < kGroups; ++k) {
@@ -169,11 +171,15 @@ optimizer_step_kernel(OptimizerConstants given, Global<const float> prepared, Bl
         narrow[k][i] = P::from_bits(split.high), low[k][i] = bfloat16::from_bits(split.low);
       }
       store_four(b.residual, at, count, inside, low[k]);
-    } else if constexpr (kStochastic) {
-      FRIT_UNROLL
-      for (int i = 0; i < kGroup; ++i) narrow[k][i] = round_stochastic(P(), p[k][i], random[k][i]);
     } else {
-      narrow[k] = from_float<P>(p[k]);
+      bool nearest = true;
+      if constexpr (kStochastic) nearest = c.nearest;
+      if (nearest) {
+        narrow[k] = from_float<P>(p[k]);
+      } else if constexpr (kStochastic) {
+        FRIT_UNROLL
+        for (int i = 0; i < kGroup; ++i) narrow[k][i] = round_stochastic(P(), p[k][i], random[k][i]);
+      }
     }
     store_four(b.p, at, count, inside, narrow[k]);
   }

@@ -32,6 +32,9 @@ struct OptimizerArgs {
   double weight_decay = 0;  // Adam and SGD: added to the gradient (L2); AdamW: decoupled. For elements below decay_end
   int64_t decay_end = 0;
   uint32_t seed = 0;  // stochastic rounding: Philox key (seed, step), counter (element / 8, 0, kRoundingSite)
+  // The stochastic precisions round to nearest even instead: 16 bits alone, the published form, where an update below
+  // half a spacing is lost. To compare with; no other precision looks at it.
+  bool nearest = false;
 };
 constexpr uint32_t kRoundingSite = dropout_site("optimizer.rounding");
 
@@ -47,8 +50,8 @@ struct OptimizerBlocks {
 };
 
 // Updates parameters (and master or residual), moment1 and moment2 of the workspace in one pass.
-// Math: fp32, each operation rounded on its own (no fused multiply-add), so the bits are the same on every SIMD target;
-// and on the GPU; bias correction in double. g = gradient_scale * gradient, then as torch.optim.Adam does it:
+// Math: fp32, each operation rounded on its own (no fused multiply-add), so the bits are the same on every SIMD
+// target and on the GPU; bias correction in double. g = gradient_scale * gradient, then as torch.optim.Adam does it:
 //   m += (1 - beta1) * (g - m);  v = beta2 * v + (1 - beta2) * g * g;
 //   p -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
 // AdamW multiplies p by 1 - lr * weight_decay before. Slice by slice or whole gives the same bits. begin and end bound
@@ -56,12 +59,12 @@ struct OptimizerBlocks {
 //   kBF16Stochastic rounds up with the probability (distance from below) / spacing, in steps of 2^-16: unbiased.
 //   kF16Stochastic likewise (exact steps of 2^-13 from 2^-14 on, of 2^-16 below); it never makes an infinity of what
 //   rounding to nearest keeps finite.
-// Cost: one read and write of each block, 1 parallel region or launch. Bytes a parameter: fp32 28; bf16 alone 22;
-// residual 26; master 28; with fp32 gradients 2 more in the bf16 modes. Errors: std::invalid_argument for an fp16
-// precision without a GPU, if the workspace is not a training one or lacks a moment that the kind needs, for a range
-// outside of the blocks, for blocks that do not begin at a multiple of 16 bytes (GPU), and for betas, eps, step or
-// learning rate out of range (without `prepared`). Source: Kingma & Ba 2014
-// (arXiv:1412.6980); Loshchilov & Hutter 2017 (arXiv:1711.05101).
+// Cost: one read and write of each block, 1 parallel region or launch. Bytes a parameter: fp32 28; 16 bits alone 22;
+// residual 26; master 28; with fp32 gradients 2 more in the 16-bit modes.
+// Errors: std::invalid_argument for an fp16 precision without a GPU, if the workspace is not a training one or lacks a
+// moment that the kind needs, for a range outside of the blocks, for blocks that do not begin at a multiple of 16 bytes
+// (GPU), and for betas, eps, step or learning rate out of range (the last two without `prepared`).
+// Source: Kingma & Ba 2014 (arXiv:1412.6980); Loshchilov & Hutter 2017 (arXiv:1711.05101).
 void optimizer_step(Context& context, const OptimizerArgs& args, const OptimizerStep& step, Workspace& workspace,
                     int64_t begin = 0, int64_t end = -1);
 void optimizer_step(Context& context, const OptimizerArgs& args, const OptimizerStep& step,
@@ -91,11 +94,11 @@ struct PrepareArgs {
 };
 
 // Makes one update's numbers from what gradient_norm found: writes state.prepared for optimizer_step, counts the
-// update, and moves the loss scale. If not_finite[0] is set, the update will leave everything as it is. Math: norm =
-// sqrt(sum_of_squares) / loss_scale; gradient scale = min(1, max_norm / norm) / loss_scale. Shapes: sum_of_squares f64
-// [1], may be undefined without clipping; not_finite i32 [1], may be undefined: all finite. Cost: 1 launch of one
-// thread, or no parallel region. Errors: std::invalid_argument if a shape or dtype differs, or an argument is out of
-// range.
+// update, and moves the loss scale. If not_finite[0] is set, the update will leave everything as it is.
+// Math: norm = sqrt(sum_of_squares) / loss_scale; gradient scale = min(1, max_norm / norm) / loss_scale.
+// Shapes: sum_of_squares f64 [1], may be undefined without clipping; not_finite i32 [1], may be undefined: all finite.
+// Cost: 1 launch of one thread, or no parallel region.
+// Errors: std::invalid_argument if a shape or dtype differs, or an argument is out of range.
 void optimizer_prepare(Context& context, const OptimizerArgs& args, const PrepareArgs& prepare,
                        const Tensor& sum_of_squares, const Tensor& not_finite, const OptimizerState& state);
 

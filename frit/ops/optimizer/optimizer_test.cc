@@ -513,6 +513,49 @@ TEST(OptimizerGpu, HasTheBitsOfTheCpu) {
   }
 }
 
+// 16 bits alone, rounded to nearest: from the same start, the first step is that of an fp32 master; and small updates
+// are lost.
+TEST(OptimizerGpu, NearestIsSixteenBitsAlone) {
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  Runner cpu;
+  Memory memory(gpu.get());
+  Context context(cpu.pool, memory, gpu.get());
+  const OptimizerArgs args{.weight_decay = 0.01, .decay_end = 100, .nearest = true};
+  const OptimizerStep now{.learning_rate = 1e-2};
+  for (const auto& [alone, master] : {std::pair{Precision::kBF16Stochastic, Precision::kBF16Master},
+                                      std::pair{Precision::kF16Stochastic, Precision::kF16Master}}) {
+    const DType dtype = compute_dtype(alone);
+    auto narrow = make_workspace(alone, DType::kF32, 500), wide = make_workspace(master, DType::kF32, 500);
+    for (const auto& slice : wide->layout().slices()) {
+      std::vector<float> values(slice.shape.numel());
+      narrow->get(slice.name, values.data(), slice.shape.numel());
+      wide->set(slice.name, values.data(), slice.shape.numel());
+    }
+    for (Workspace* w : {narrow.get(), wide.get()}) set_gradients(*w, 2);
+    BlocksOnGpu a(*gpu, *narrow), b(*gpu, *wide);
+    optimizer_step(context, args, now, a.blocks(alone));
+    optimizer_step(context, args, now, b.blocks(master));
+    gpu->synchronize();
+    EXPECT_TRUE(a.parameters.bits() == b.parameters.bits()) << name_of(alone);
+    if (dtype == DType::kBF16) {
+      optimizer_step(cpu.context, args, now, *narrow);
+      EXPECT_TRUE(a.bits() == bits_of(*narrow));
+    }
+    // At 1, half a spacing is 2^-11 in fp16 and 2^-8 in bf16.
+    for (const double rate : {1e-4, 1e-2}) {
+      const std::vector<float> ones(250, 1.0f);
+      narrow->set("matrix", ones.data(), 250);
+      for (int64_t i = 0; i < 250; ++i) narrow->gradient("matrix").data<float>()[i] = -1;
+      BlocksOnGpu fresh(*gpu, *narrow);
+      const std::vector<char> before = fresh.parameters.bits();
+      optimizer_step(context, {.kind = OptimizerKind::kSgd, .momentum = 0, .nearest = true}, {.learning_rate = rate},
+                     fresh.blocks(alone), 0, 250);
+      gpu->synchronize();
+      EXPECT_EQ(fresh.parameters.bits() == before, rate < 1e-3) << name_of(alone) << " " << rate;
+    }
+  }
+}
+
 TEST(OptimizerGpu, StochasticFp16IsUnbiasedAndKeepsFiniteNumbersFinite) {
   const std::unique_ptr<Gpu> gpu = make_gpu();
   Runner cpu;
