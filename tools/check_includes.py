@@ -12,9 +12,13 @@ for path in sorted((root / "frit").rglob("*")):
     if folder not in ORDER:
         bad.append(f"{path.relative_to(root)}: folder {folder} is not in the order {' <- '.join(ORDER)}")
         continue
-    if path.suffix == ".cu" and folder != "ops":
-        bad.append(f"{path.relative_to(root)}: .cu files live under frit/ops alone")
+    parts = path.relative_to(root / "frit").parts
+    if path.suffix == ".cu" and folder not in ("ops", "simt") and parts[:2] not in (("backend", "cuda"), ("backend", "sim")):
+        bad.append(f"{path.relative_to(root)}: .cu files live under frit/ops, frit/simt, frit/backend/cuda and frit/backend/sim")
+    device = path.suffix == ".cu" or parts[:2] in (("backend", "cuda"), ("backend", "sim"), ("ops", "case.cc"))
     for number, line in enumerate(path.read_text().splitlines(), 1):
+        if "FRIT_CUDA" in line and not device:
+            bad.append(f"{path.relative_to(root)}:{number}: FRIT_CUDA is not defined here: ask built_with_cuda()")
         match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
         if not match:
             continue

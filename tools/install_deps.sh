@@ -69,11 +69,11 @@ install_packages() {
 install_cuda() {
   local target
   [ "$(uname -m)" = x86_64 ] || stop "tools/cuda_packages.txt holds x86-64 packages; on $(uname -m) install CUDA 13 yourself and set CUDA_HOME"
-  echo "fetching CUDA 13.0's compiler and cuBLAS (528 MB; 990 MB on disk) into $cuda"
+  echo "fetching CUDA 13.0's compiler and cuBLAS (528 MB; 840 MB on disk) into $cuda"
   mkdir -p "$(dirname "$cuda")"
   target=$(mktemp -d "$cuda.XXXXXX")
   trap 'rm -rf "$target"' EXIT
-  if ! python3 -m pip install -q --disable-pip-version-check --no-cache-dir --no-compile --no-deps --only-binary :all: --require-hashes \
+  if ! PIP_ROOT_USER_ACTION=ignore python3 -m pip install -q --disable-pip-version-check --no-cache-dir --no-compile --no-deps --only-binary :all: --require-hashes \
     --target "$target/site" -r "$here/cuda_packages.txt"; then
     stop "pip could not fetch them. Is there a network? Else install CUDA 13 yourself and set CUDA_HOME."
   fi

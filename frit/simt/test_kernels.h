@@ -2,6 +2,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -44,6 +45,18 @@ struct SimTest {
     std::vector<T> values(static_cast<size_t>(x.count));
     for (int64_t i = 0; i < x.count; ++i) values[static_cast<size_t>(i)] = static_cast<T>(f(i));
     gpu.upload(x.p, values.data(), values.size() * sizeof(T));
+  }
+  // f() must throw a Fault whose message holds `text`.
+  template <typename F>
+  void expect_fault(std::string_view text, F&& f) {
+    try {
+      f();
+    } catch (const sim::Fault& fault) {
+      EXPECT_NE(std::string_view(fault.what()).find(text), std::string_view::npos)
+          << "got: " << fault.what() << "\nexpected: " << text;
+      return;
+    }
+    ADD_FAILURE() << "no fault; expected: " << text;
   }
   struct Grid {
     int64_t blocks;

@@ -16,6 +16,7 @@ namespace frit::sim {
 // scope says whose accesses the record stands for, when it stands for several that nothing orders.
 using Record = uint64_t;
 constexpr Record kValid = 1, kAtomicBit = 2;
+// For kOneWarp the thread bits are an index into Machine::lane_sets.
 enum Scope : uint32_t { kOneThread, kOneWarp, kOneBlock, kBlocks };
 constexpr int kScopeShift = 2, kReleaseShift = 4, kTimeShift = 6, kThreadShift = 22, kSerialShift = 32;
 constexpr uint32_t kMaxTime = 0xffff, kMaxRelease = 3;
@@ -83,6 +84,13 @@ struct Thread {
   uint32_t reads = 0, writes = 0, shareds = 0;  // accesses since log_generation began
   std::vector<AsyncCopy> copies;                // in flight, oldest first
   std::vector<int> groups;                      // committed: copies in each
+};
+
+// Lanes of a warp whose accesses one record stands for.
+struct LaneSet {
+  uint32_t lanes = 0;
+  uint16_t warp = 0;
+  uint16_t next = 0;  // the set that the last lane to join made of this one
 };
 
 // Lanes that meet at one collective.
@@ -160,7 +168,6 @@ class Machine {
   uint32_t releases = 0;
   int64_t block_barriers = 0, most_barriers = 0;
   std::exception_ptr error;
-  std::unique_ptr<unsigned char[]> shared_store;
   unsigned char* shared = nullptr;  // 256-byte aligned
   Cell* shared_cells = nullptr;     // one for two bytes
 
@@ -171,7 +178,8 @@ class Machine {
   int fresh = 0, ended = 0, at_barrier = 0;
   std::array<uint16_t, 1024> ready;
   uint32_t ready_head = 0, ready_tail = 0;
-  const Thread* barrier_first = nullptr;
+  const Thread* barrier_first = nullptr;  // the first that came to the barrier, and where
+  std::source_location barrier_where;
 
   Fiber main;
   std::vector<std::unique_ptr<Fiber>> fibers;
@@ -189,6 +197,8 @@ class Machine {
   void switch_to(Fiber& to);
   Fiber& free_fiber();
   void reset_fibers();
+  void drop_fibers();
+  void enter_main();  // the stack that launch() runs on
   void next_serial();
   void meet(uint32_t mask, const char* what, const void* value, int bytes);
   void complete_warp_barrier(Warp& warp, uint32_t mask);
@@ -199,8 +209,12 @@ class Machine {
     return static_cast<Record>(serial) << kSerialShift | static_cast<Record>(current->place.thread) << kThreadShift |
            static_cast<Record>(current->warp->time) << kTimeShift | kValid;
   }
+  // Since the serial began. The first 32 are the whole warps, which stand in when there is no place for more.
+  std::array<LaneSet, 1024> lane_sets;
+  int lane_set_count = 32;
+  std::array<uint16_t, 1024> pair_of_thread{};  // the set that the last lane to join made of this thread alone
   bool ordered(Record r) const;
-  Record widened(Record old, Record mine) const;
+  Record widened(Record old, Record mine);
   std::string who(Record r) const;
   void log_sector(std::vector<SectorLog>& log, uint32_t& ordinal, uintptr_t p, int64_t& sectors);
   void log_banks(int64_t offset, int bytes);
@@ -210,6 +224,5 @@ class Machine {
 
 // The machine whose kernel runs on this thread of the operating system.
 Machine& running_machine();
-void entry_of_fibers();
 
 }  // namespace frit::sim

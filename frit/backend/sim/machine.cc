@@ -37,7 +37,10 @@ Machine::Machine() : threads(1024), warps(32) {
     thread.warp = &warps[static_cast<size_t>(t / 32)];
     thread.bit = 1u << (t % 32);
   }
-  for (int w = 0; w < 32; ++w) warps[static_cast<size_t>(w)].index = w;
+  for (int w = 0; w < 32; ++w) {
+    warps[static_cast<size_t>(w)].index = w;
+    lane_sets[static_cast<size_t>(w)] = {0xffffffffu, static_cast<uint16_t>(w), 0};
+  }
   shared = static_cast<unsigned char*>(std::aligned_alloc(256, kSharedLimit));
   shared_cells = static_cast<Cell*>(std::calloc(kSharedLimit / 2, sizeof(Cell)));
   if (!shared || !shared_cells) fail("[simulator] no memory for a block's shared memory");
@@ -51,7 +54,7 @@ Machine::~Machine() {
     else
       std::free(p);
   }
-  for (auto& fiber : fibers) munmap(fiber->stack, fiber->stack_bytes);
+  drop_fibers();
   std::free(shared);
   std::free(shared_cells);
 }

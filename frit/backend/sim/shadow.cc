@@ -1,5 +1,6 @@
 // The simulator's shadow memory: checks and counts each access.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "frit/backend/sim/internal.h"
@@ -29,7 +30,7 @@ enum class Trouble { kNone, kUnwritten, kWriter, kReader, kPending };
 
 // Checks one access to one cell against its shadow, and notes it there. floor: records below it are ordered.
 template <Access access>
-[[gnu::always_inline]] inline Trouble note(const Machine& m, Cell& cell, Record mine, Record floor, bool written) {
+[[gnu::always_inline]] inline Trouble note(Machine& m, Cell& cell, Record mine, Record floor, bool written) {
   const Record writer = cell.writer;
   if (access != Access::kWrite && !(writer & kValid) && !written) return Trouble::kUnwritten;
   const bool beside_atomics = access == Access::kAtomic && (writer & kAtomicBit);
@@ -52,7 +53,7 @@ template <Access access>
 }
 
 template <Access access>
-inline Trouble note_all(const Machine& m, Cell* cells, int count, Record mine, Record floor, bool written, int& at) {
+inline Trouble note_all(Machine& m, Cell* cells, int count, Record mine, Record floor, bool written, int& at) {
   for (int i = 0; i < count; ++i) {
     const Trouble trouble = note<access>(m, cells[i], mine, floor, written);
     if (trouble != Trouble::kNone) [[unlikely]] {
@@ -62,8 +63,8 @@ inline Trouble note_all(const Machine& m, Cell* cells, int count, Record mine, R
   }
   return Trouble::kNone;
 }
-inline Trouble note_any(const Machine& m, Cell* cells, int count, Record mine, Record floor, bool written,
-                        Access access, int& at) {
+inline Trouble note_any(Machine& m, Cell* cells, int count, Record mine, Record floor, bool written, Access access,
+                        int& at) {
   switch (access) {
     case Access::kRead:
       return note_all<Access::kRead>(m, cells, count, mine, floor, written, at);
@@ -113,11 +114,20 @@ void Machine::fault(const std::string& what) const {
 }
 
 std::string Machine::who(Record r) const {
-  const uint32_t of = serial_of(r);
-  const auto run = std::upper_bound(block_serials.begin(), block_serials.end(), of) - block_serials.begin() - 1;
+  const auto run =
+      std::upper_bound(block_serials.begin(), block_serials.end(), serial_of(r)) - block_serials.begin() - 1;
   const int64_t index = order == Order::kForward ? run : blocks - 1 - run;
-  return scope_of(r) == kOneThread ? fmt::format("thread {} of block {}", thread_of(r), index)
-                                   : fmt::format("thread {} of block {} and others", thread_of(r), index);
+  switch (scope_of(r)) {
+    case kOneThread:
+      return fmt::format("thread {} of block {}", thread_of(r), index);
+    case kOneWarp:
+      if (serial_of(r) != serial) break;  // its lane set is gone
+      return fmt::format("several threads of warp {} of block {}", lane_sets[static_cast<size_t>(thread_of(r))].warp,
+                         index);
+    default:
+      break;
+  }
+  return fmt::format("several threads, the last of block {},", index);
 }
 
 // Whether all the accesses that r stands for are ordered before what the current thread does now.
@@ -127,33 +137,63 @@ bool Machine::ordered(Record r) const {
   const bool beyond = r < block_floor || scope == kBlocks;  // other blocks take part
   if (beyond && !(joined && release_of(r) < releases)) return false;
   if (r < block_floor || serial_of(r) < serial) return true;
-  const int thread = thread_of(r), me = current->place.thread;
-  if (scope == kBlocks || scope == kOneThread) {
-    if (thread == me) return true;
-    if (scope == kBlocks) return false;
-  }
-  if (scope == kOneBlock || thread >> 5 != me >> 5) return false;
+  const int me = current->place.thread;
   const Warp& warp = *current->warp;
   const uint32_t time = time_of(r);
-  if (time < warp.ordered_at) return true;
-  if (!warp.partial) return false;
-  const auto& knows = warp.knows[me & 31];
-  if (scope == kOneThread) return time < knows[thread & 31];
-  for (int lane = 0; lane < 32; ++lane)
-    if (warp.lanes >> lane & 1 && lane != (me & 31) && time >= knows[lane]) return false;
-  return true;
+  switch (scope) {
+    case kBlocks:
+      return thread_of(r) == me;
+    case kOneBlock:
+      return false;
+    case kOneThread: {
+      const int thread = thread_of(r);
+      if (thread == me) return true;
+      if (thread >> 5 != warp.index) return false;
+      return time < warp.ordered_at || (warp.partial && time < warp.knows[me & 31][thread & 31]);
+    }
+    case kOneWarp: {
+      const LaneSet& set = lane_sets[static_cast<size_t>(thread_of(r))];
+      if (set.warp != warp.index) return false;
+      if (time < warp.ordered_at) return true;
+      if (!warp.partial) return false;
+      for (uint32_t others = set.lanes & ~current->bit; others; others &= others - 1)
+        if (time >= warp.knows[me & 31][std::countr_zero(others)]) return false;
+      return true;
+    }
+  }
+  return false;
 }
 
 // The record that stands for old and for mine, which nothing orders.
-Record Machine::widened(Record old, Record mine) const {
-  Scope scope = kOneBlock;
-  if (old < block_floor || scope_of(old) == kBlocks)
-    scope = kBlocks;
-  else if (scope_of(old) <= kOneWarp && thread_of(old) >> 5 == thread_of(mine) >> 5)
-    scope = kOneWarp;
-  const Record release = std::max(release_of(old), release_of(mine));
+Record Machine::widened(Record old, Record mine) {
   constexpr Record both = Record{3} << kScopeShift | Record{3} << kReleaseShift;
-  return (mine & ~both) | static_cast<Record>(scope) << kScopeShift | release << kReleaseShift;
+  const Record release = static_cast<Record>(std::max(release_of(old), release_of(mine))) << kReleaseShift;
+  const auto with = [&](Scope scope) { return (mine & ~both) | static_cast<Record>(scope) << kScopeShift | release; };
+  if (old < block_floor || scope_of(old) == kBlocks) return with(kBlocks);
+  const size_t thread = static_cast<size_t>(thread_of(old)), warp = static_cast<size_t>(current->warp->index);
+  if (scope_of(old) == kOneBlock) return with(kOneBlock);
+  const bool alone = scope_of(old) == kOneThread;
+  if ((alone ? thread >> 5 : lane_sets[thread].warp) != warp) return with(kOneBlock);
+  const uint32_t lanes = (alone ? 1u << (thread & 31) : lane_sets[thread].lanes) | current->bit;
+  size_t set;
+  if (!alone && lanes == lane_sets[thread].lanes) {
+    set = thread;
+  } else {
+    uint16_t& next = alone ? pair_of_thread[thread] : lane_sets[thread].next;
+    set = next;
+    if (set < 32 || set >= static_cast<size_t>(lane_set_count) || lane_sets[set].lanes != lanes ||
+        lane_sets[set].warp != warp) {
+      if (lane_set_count < 1024) {
+        set = static_cast<size_t>(lane_set_count++);
+        lane_sets[set] = {lanes, static_cast<uint16_t>(warp), 0};
+        next = static_cast<uint16_t>(set);
+      } else {
+        set = warp;
+      }
+    }
+  }
+  constexpr Record thread_bits = Record{1023} << kThreadShift;
+  return (with(kOneWarp) & ~thread_bits) | static_cast<Record>(set) << kThreadShift;
 }
 
 void Machine::log_sector(std::vector<SectorLog>& log, uint32_t& ordinal, uintptr_t p, int64_t& sectors) {

@@ -1,14 +1,14 @@
 #include "frit/ops/bias_dropout_residual/bias_dropout_residual.h"
 
 #include "frit/ops/bias_dropout_residual/cpu.h"
+#include "frit/ops/bias_dropout_residual/gpu.h"
 
 namespace frit {
 
 void bias_dropout_residual_forward(Context& context, const Tensor& x, const Tensor& bias, const Tensor& residual,
                                    const Dropout& dropout, const Tensor& y) {
   FRIT_CHECK(x.rank() == 2, "[bias_dropout_residual] x is {}, expected [rows, cols]", x.to_string());
-  FRIT_CHECK(x.dtype() == DType::kF32 || x.dtype() == DType::kBF16,
-             "[bias_dropout_residual] x is {}, expected f32 or bf16", x.to_string());
+  check_float("bias_dropout_residual", "x", x, context);
   FRIT_CHECK(y.dtype() == x.dtype() && y.shape() == x.shape(), "[bias_dropout_residual] y is {}, expected {}",
              y.to_string(), x.to_string());
   if (bias.defined()) {
@@ -19,14 +19,14 @@ void bias_dropout_residual_forward(Context& context, const Tensor& x, const Tens
     FRIT_CHECK(residual.dtype() == x.dtype() && residual.shape() == x.shape(),
                "[bias_dropout_residual] residual is {}, expected {}", residual.to_string(), x.to_string());
   }
+  if (context.on_gpu()) return bias_dropout_residual_forward_gpu(context, x, bias, residual, dropout, y);
   bias_dropout_residual_forward_cpu(context, x, bias, residual, dropout, y);
 }
 
 void bias_dropout_residual_backward(Context& context, const Tensor& dy, const Dropout& dropout, bool accumulate,
                                     const Tensor& dx, const Tensor& dbias) {
   FRIT_CHECK(dy.rank() == 2, "[bias_dropout_residual] dy is {}, expected [rows, cols]", dy.to_string());
-  FRIT_CHECK(dy.dtype() == DType::kF32 || dy.dtype() == DType::kBF16,
-             "[bias_dropout_residual] dy is {}, expected f32 or bf16", dy.to_string());
+  check_float("bias_dropout_residual", "dy", dy, context);
   FRIT_CHECK(dx.dtype() == dy.dtype() && dx.shape() == dy.shape(), "[bias_dropout_residual] dx is {}, expected {}",
              dx.to_string(), dy.to_string());
   if (dbias.defined()) {
@@ -35,6 +35,7 @@ void bias_dropout_residual_backward(Context& context, const Tensor& dy, const Dr
     FRIT_CHECK(dbias.dtype() == DType::kF32 || dbias.dtype() == dy.dtype(),
                "[bias_dropout_residual] dbias is {}, expected f32 or {}", dbias.to_string(), name_of(dy.dtype()));
   }
+  if (context.on_gpu()) return bias_dropout_residual_backward_gpu(context, dy, dropout, accumulate, dx, dbias);
   bias_dropout_residual_backward_cpu(context, dy, dropout, accumulate, dx, dbias);
 }
 

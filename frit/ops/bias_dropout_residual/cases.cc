@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "frit/ops/bias_dropout_residual/bias_dropout_residual.h"
 #include "frit/ops/case.h"
 #include "frit/ops/column_sum/cpu.h"
@@ -12,6 +14,38 @@ struct Options {
   DType dbias = DType::kF32;
   const char* in_place = "";  // "x" or "residual": y is that operand
 };
+
+// The GPU walks rows in classes of equal alignment (frit/simt/columns.h). A thread reads its columns of the bias once
+// for two rows of its class, row by row at the ends of rows that are no whole vectors; partial sums are kept by at most
+// 264 blocks. Budgets are stated where a row is whole vectors.
+bool whole_vectors(int64_t cols, int64_t stride, DType dtype) {
+  const int64_t n = 16 / size_of(dtype);
+  return cols % n == 0 && stride % n == 0 && cols <= 256 * n;
+}
+void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const Options& o) {
+  if (!whole_vectors(cols, o.stride, dtype) || rows == 0 || cols == 0) return;
+  const int64_t n = 16 / size_of(dtype), s = size_of(dtype), lanes = std::min(rows, 256 / (cols / n));
+  const auto blocks = [&](int64_t rows_a_thread, int64_t most) {
+    return std::min((rows + lanes * rows_a_thread - 1) / (lanes * rows_a_thread), most);
+  };
+  // A thread takes the rows k, k + step, two at a time: so many reads of the bias' columns.
+  const int64_t step = blocks(2, rows) * lanes;
+  int64_t bias_reads = 0;
+  for (int64_t k = 0; k < std::min(step, rows); ++k) bias_reads += ((rows - k + step - 1) / step + 1) / 2;
+  c.forward_gpu = {1, 0, rows * cols * s * (o.residual ? 2 : 1) + (o.bias ? bias_reads * cols * s : 0), rows * cols * s,
+                   0, 0};
+  if (!o.bias) {
+    c.backward_gpu = {1, 0, rows * cols * s, rows * cols * s, 0, 0};
+    return;
+  }
+  const int64_t partial = blocks(8, 264) * cols * 4;
+  c.backward_gpu = {2,
+                    (lanes > 1 ? 1 : 0) + 1,
+                    rows * cols * s + partial,
+                    rows * cols * s + partial + cols * size_of(o.dbias),
+                    0,
+                    static_cast<int64_t>(align_up(partial))};
+}
 
 OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
   OpCase c;
@@ -40,6 +74,8 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
   };
   c.forward_budget = {rows * cols == 0 ? 0 : 1, 0,
                       rows * cols * size_of(dtype) * (o.residual ? 3 : 2) + (o.bias ? cols * size_of(dtype) : 0)};
+  state_gpu_budgets(c, rows, cols, dtype, o);
+  if (dtype == DType::kF16) c.where = Where::kGpu;
   if (*o.in_place) return c;
   c.incoming = {"y"};
   c.differentiable = {"x"};
@@ -76,7 +112,7 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
 
 std::vector<OpCase> bias_dropout_residual_cases() {
   std::vector<OpCase> cases;
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (int64_t cols : {1, 7, 31, 32, 33, 127, 511, 513, 1023, 1024, 1025}) {
       for (int64_t rows : {0, 1, 3}) cases.push_back(make(rows, cols, dtype));
       for (int64_t rows : {31, 67, 130})
@@ -97,6 +133,10 @@ std::vector<OpCase> bias_dropout_residual_cases() {
       cases.push_back(make(4096, 1024, dtype, {.p_drop = p}));
       for (int i = 1; i <= 2; ++i) cases.end()[-i].benchmark = true, cases.end()[-i].test = false;
     }
+  }
+  for (int64_t cols : {1023, 1024, 1025}) {
+    cases.push_back(make(65536, cols, DType::kBF16, {.p_drop = 0.1f}));
+    cases.back().benchmark = true, cases.back().test = false, cases.back().where = Where::kGpu;
   }
   cases.push_back(make(66, 40, DType::kBF16, {.dbias = DType::kBF16}));
   return cases;

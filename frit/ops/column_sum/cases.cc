@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "frit/ops/case.h"
 #include "frit/ops/column_sum/column_sum.h"
 #include "frit/ops/column_sum/cpu.h"
@@ -22,6 +24,20 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, DType out, int64_t stride =
   const int64_t pieces = partial_sum_pieces(rows);
   c.forward_budget.regions = cols == 0 ? 0 : 2;
   c.forward_budget.scratch_bytes = static_cast<int64_t>(align_up(pieces * cols * 4));
+  if (dtype == DType::kF16) c.where = Where::kGpu;
+  // On the GPU at most 264 blocks write a row of partial sums each (frit/simt/columns.h), eight rows a thread; stated
+  // where a row is whole vectors and one block is as wide as it.
+  const int64_t n = 16 / size_of(dtype);
+  if (rows > 0 && cols > 0 && cols % n == 0 && cols <= 256 * n && stride == 0) {
+    const int64_t lanes = std::min(rows, 256 / (cols / n));
+    const int64_t partial = std::min<int64_t>((rows + lanes * 8 - 1) / (lanes * 8), 264) * cols * 4;
+    c.forward_gpu = {2,
+                     (lanes > 1 ? 1 : 0) + 1,
+                     rows * cols * size_of(dtype) + partial,
+                     partial + cols * size_of(out),
+                     0,
+                     static_cast<int64_t>(align_up(partial))};
+  }
   c.forward_budget.bytes = rows * cols * size_of(dtype) + cols * size_of(out);
   return c;
 }
@@ -30,9 +46,9 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, DType out, int64_t stride =
 
 std::vector<OpCase> column_sum_cases() {
   std::vector<OpCase> cases;
-  for (DType dtype : {DType::kF32, DType::kBF16})
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
     for (int64_t rows : {0, 1, 31, 33, 65, 1025})
-      for (int64_t cols : {1, 7, 31, 32, 33, 1023, 1025}) cases.push_back(make(rows, cols, dtype, DType::kF32));
+      for (int64_t cols : {1, 7, 31, 32, 33, 1023, 1024, 1025}) cases.push_back(make(rows, cols, dtype, DType::kF32));
   cases.push_back(make(129, 0, DType::kF32, DType::kF32));
   cases.push_back(make(129, 255, DType::kBF16, DType::kBF16));
   cases.push_back(make(129, 33, DType::kF32, DType::kF32, 40));
@@ -42,6 +58,10 @@ std::vector<OpCase> column_sum_cases() {
     cases.push_back(make(4096, 1024, dtype, DType::kF32));
     cases.back().benchmark = true;
     cases.back().test = false;
+  }
+  for (int64_t cols : {1023, 1024, 1025}) {
+    cases.push_back(make(65536, cols, DType::kBF16, DType::kF32));
+    cases.back().benchmark = true, cases.back().test = false, cases.back().where = Where::kGpu;
   }
   return cases;
 }

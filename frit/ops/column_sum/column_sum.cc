@@ -9,8 +9,8 @@ void column_sum(Context& context, const Tensor& x, bool accumulate, const Tensor
   FRIT_CHECK(x.rank() == 2, "[column_sum] x is {}, expected [rows, cols]", x.to_string());
   FRIT_CHECK(y.rank() == 1 && y.dim(0) == x.dim(1), "[column_sum] y is {}, x has {} columns", y.to_string(), x.dim(1));
   check_float("column_sum", "x", x, context);
-  FRIT_CHECK(y.dtype() == DType::kF32 || y.dtype() == x.dtype(), "[column_sum] y is {}, expected f32 or {}", y.to_string(),
-             name_of(x.dtype()));
+  FRIT_CHECK(y.dtype() == DType::kF32 || y.dtype() == x.dtype(), "[column_sum] y is {}, expected f32 or {}",
+             y.to_string(), name_of(x.dtype()));
   if (context.on_gpu()) return column_sum_gpu(context, x, accumulate, y);
   column_sum_cpu(context, x, accumulate, y);
 }

@@ -28,7 +28,8 @@ void sum_rows_bf16(const bfloat16* x, int64_t stride, int64_t begin, int64_t end
 
 // y[c] (+)= sum of partials over columns [from, to).
 template <typename T>
-void add_partials(const float* partials, int64_t pieces, int64_t cols, int64_t from, int64_t to, bool accumulate, T* y) {
+void add_partials(const float* partials, int64_t pieces, int64_t cols, int64_t from, int64_t to, bool accumulate,
+                  T* y) {
   for_columns(static_cast<size_t>(to - from), [&](size_t i, size_t n) {
     const int64_t c = from + static_cast<int64_t>(i);
     VF total = hn::Zero(DF());
@@ -37,10 +38,12 @@ void add_partials(const float* partials, int64_t pieces, int64_t cols, int64_t f
     store_any(total, y + c, n);
   });
 }
-void add_partials_f32(const float* partials, int64_t pieces, int64_t cols, int64_t from, int64_t to, bool accumulate, float* y) {
+void add_partials_f32(const float* partials, int64_t pieces, int64_t cols, int64_t from, int64_t to, bool accumulate,
+                      float* y) {
   add_partials(partials, pieces, cols, from, to, accumulate, y);
 }
-void add_partials_bf16(const float* partials, int64_t pieces, int64_t cols, int64_t from, int64_t to, bool accumulate, bfloat16* y) {
+void add_partials_bf16(const float* partials, int64_t pieces, int64_t cols, int64_t from, int64_t to, bool accumulate,
+                       bfloat16* y) {
   add_partials(partials, pieces, cols, from, to, accumulate, y);
 }
 
@@ -55,7 +58,9 @@ HWY_EXPORT(add_partials_f32);
 HWY_EXPORT(add_partials_bf16);
 
 // Enough rows a piece that a piece's own sums are small work beside reading its rows.
-int64_t partial_sum_pieces(int64_t rows) { return std::clamp<int64_t>(rows / 32, 1, 32); }
+int64_t partial_sum_pieces(int64_t rows) {
+  return std::clamp<int64_t>(rows / 32, 1, 32);
+}
 
 void add_partial_sums(Context& context, const Tensor& partials, bool accumulate, const Tensor& y) {
   add_partial_sums(context, partials, accumulate, y, Tensor());

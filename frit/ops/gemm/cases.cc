@@ -229,7 +229,8 @@ std::vector<OpCase> gemm_cases() {
   }
   // A build without oneDNN has no such cases.
   const std::vector<const char*> built = gemm_implementations();
-  std::erase_if(cases, [&](const OpCase& c) { return !c.variant.empty() && std::ranges::count(built, c.variant) == 0; });
+  std::erase_if(cases,
+                [&](const OpCase& c) { return !c.variant.empty() && std::ranges::count(built, c.variant) == 0; });
   return cases;
 }
 
