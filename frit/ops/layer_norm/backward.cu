@@ -17,6 +17,10 @@ enum class Form { kXhat, kSlides, kDependence };
 template <int K>
 constexpr int kRows = K == 1 ? 2 : 1;
 
+// Would spill in the 128 registers of two blocks a multiprocessor.
+template <typename T, Form form>
+constexpr bool kNeedsRoom = form == Form::kDependence&& std::is_same_v<T, float16>;
+
 template <int N>
 FRIT_DEVICE Vec<float, 4> four(const float (&x)[N], int i) {
   return {{x[i], x[i + 1], x[i + 2], x[i + 3]}};
@@ -33,7 +37,7 @@ FRIT_DEVICE Vec<float, 4> four(const float (&x)[N], int i) {
 // 32 K vectors of every one. A thread's columns are always the same, so their sums of dy * xhat and dy stay where
 // they are; at the end the block's groups are added up, and it writes its row of partials.
 template <typename T, int K, Form form>
-FRIT_KERNEL(K == 4 ? 512 : 256, K == 4 ? 1 : 2)
+FRIT_KERNEL(K == 4 ? 512 : 256, (K == 4 || kNeedsRoom<T, form>) ? 1 : 2)
 layer_norm_backward_rows_kernel(Global<const T> dy, int64_t dy_stride, Global<const T> x, int64_t x_stride,
                                 Global<const T> gamma, Global<const float> mean, Global<const float> rstd,
                                 Global<const T> dresidual, int64_t dresidual_stride, Global<T> dx, int64_t dx_stride,
