@@ -95,10 +95,11 @@ void expect_no_allocation(const std::string& precision, int64_t accumulate, cons
   config.data.window = 3;
   config.run.gemm = gemm;
   const auto silent = [](std::string_view) {};
-  const Tokenizer tokenizer = prepare_tokenizer(config, folder.path(), false, silent);
+  const auto never = [] { return false; };
+  const Tokenizer tokenizer = prepare_tokenizer(config, folder.path(), false, silent, never);
   ThreadPool pool(2);
   const TokenFile file = prepare_tokens(config, folder.path(), "train", config.data.train_source,
-                                        config.data.train_target, tokenizer, pool, silent);
+                                        config.data.train_target, tokenizer, pool, silent, never);
   Batcher batcher(file, train_batches(config, file, tokenizer), &tokenizer);
   Transformer model(model_config(config, tokenizer), training_options(config));
   model.initialise(1);

@@ -211,6 +211,87 @@ TEST_F(CommandTest, BadUsageIsTwoAndNamesTheNearest) {
   expect_error({"report"}, 2, "RUN");
 }
 
+// A flag's value that cannot work is a fault of the command line, however late it shows.
+TEST_F(CommandTest, BadValuesOfFlagsAreTwo) {
+  const struct {
+    std::vector<std::string> flags;
+    const char* text;
+  } searches[] = {{{"--alpha", "nan"}, "alpha"},
+                  {{"--beam", "81"}, "beam is 81, expected 1 to 80"},
+                  {{"--early-stopping", "maybe"}, "never"},
+                  {{"--repetition-penalty", "0"}, "repetition_penalty"},
+                  {{"--no-repeat-ngram", "-1"}, "--no-repeat-ngram"},
+                  {{"--prefix", "\xff"}, "--prefix is not valid UTF-8 at byte 0"},
+                  {{"--prefix", "eins zwei drei vier", "--max-length", "3"}, "--prefix has"},
+                  {{"--max-length", "1"}, "max_length"},
+                  {{"--max-length", "100000"}, "positions"},
+                  {{"--max-new-tokens", "-1"}, "max_new_tokens"},
+                  {{"--min-length", "9", "--max-length", "5"}, "min_length"},
+                  {{"--min-new-tokens", "-1"}, "min_new_tokens"},
+                  {{"--sample", "--top-k", "-1"}, "--top-k"},
+                  {{"--sample", "--top-p", "0"}, "top_p"},
+                  {{"--sample", "--temperature", "0"}, "temperature"},
+                  {{"--sample", "--seed", "-1"}, "--seed"},
+                  {{"--batch-tokens", "0"}, "--batch-tokens"},
+                  {{"--window-lines", "0"}, "--window-lines"},
+                  {{"--threads", "-1"}, "--threads"}};
+  for (const auto& [flags, text] : searches) {
+    for (std::vector<std::string> arguments : {std::vector<std::string>{"translate", path("run"), path("valid.en")},
+                                               {"evaluate", path("run"), path("valid.en"), path("valid.de")},
+                                               {"bench", "translate", path("run"), path("valid.en")}}) {
+      arguments.insert(arguments.end(), flags.begin(), flags.end());
+      expect_error(arguments, 2, text);
+    }
+  }
+  expect_error({"translate", path("run"), "--invalid-utf8", "keep"}, 2, "--invalid-utf8");
+  expect_error({"bench", "translate", path("run"), path("valid.en"), "--limit", "-1"}, 2, "--limit");
+  expect_error({"bench", "translate", path("run"), path("valid.en"), "--repeat", "0"}, 2, "--repeat");
+  expect_error({"bench", "step", "--steps", "0"}, 2, "--steps");
+  expect_error({"bench", "step", "--warm", "-1"}, 2, "--warm");
+  expect_error({"plan", path("small.toml"), "--tensors", "-1"}, 2, "--tensors");
+  expect_error({"plan", path("small.toml"), "--sentence-tokens", "0"}, 2, "--sentence-tokens");
+  expect_error({"evaluate", path("run"), path("valid.en"), path("valid.de"), "--no-bleu", "-o", path("none.out")}, 2,
+               "--output");
+  // Keys of the configuration: refused by train, plan and bench step alike, before anything is made.
+  const std::pair<const char*, const char*> keys[] = {{"--model.dropout", "2"},
+                                                      {"--model.d_model", "0"},
+                                                      {"--model.d_model", "9000000000000000000"},
+                                                      {"--model.heads", "3"},
+                                                      {"--model.max_positions", "10"},
+                                                      {"--model.activation", "tanh"},
+                                                      {"--data.vocabulary", "1"},
+                                                      {"--data.subword_nbest", "-2"},
+                                                      {"--data.prefetch", "1000000000000"},
+                                                      {"--training.batch_tokens", "9000000000000000000"},
+                                                      {"--training.learning_rate", "nan"},
+                                                      {"--training.weight_decay", "inf"},
+                                                      {"--training.min_delta", "-1"},
+                                                      {"--training.warmup", "1x"},
+                                                      {"--training.keep_every", "2e"},
+                                                      {"--training.stop_after", "1e300u"},
+                                                      {"--validation.beam", "81"},
+                                                      {"--validation.length_penalty", "nan"},
+                                                      {"--run.device", "tpu"},
+                                                      {"--run.threads", "-1"}};
+  for (const auto& [key, value] : keys)
+    for (const std::vector<std::string>& command : {std::vector<std::string>{"train"}, {"plan"}, {"bench", "step"}}) {
+      std::vector<std::string> arguments = command;
+      arguments.insert(arguments.end(), {path("small.toml"), "--run.directory", path("refused"), key, value});
+      expect_error(arguments, 2, std::string(key).substr(key == std::string("--model.heads") ? 8 : 2));
+    }
+  expect_error({"train", path("small.toml"), "--training.precision", "bf16-master", "--run.gemm", "onednn"}, 2,
+               "run.gemm");
+  expect_error({"train", path("small.toml"), "--training.early_stopping_metric", "bleu", "--validation.bleu", "false"},
+               2, "training.early_stopping_metric");
+  expect_error({"train", path("small.toml"), "--training.schedule", "cosine", "--training.warmup", "40u"}, 2,
+               "training.warmup");
+  EXPECT_FALSE(fs::exists(folder_ / "refused"));
+  // The same value in the file is a fault of the file, also where a flag changes something else.
+  write_text(folder_ / "bad.toml", "[model]\ndropout = 2.0\n");
+  expect_error({"train", path("bad.toml")}, 1, "model.dropout");
+  expect_error({"train", path("bad.toml"), "--training.seed", "2"}, 1, "model.dropout");
+}
+
 TEST_F(CommandTest, ErrorsWhileRunningAreOne) {
   expect_error({"train", path("absent.toml")}, 1, "absent.toml");
   write_text(folder_ / "broken.toml", "[training]\nseed = = 1\n");
@@ -218,7 +299,6 @@ TEST_F(CommandTest, ErrorsWhileRunningAreOne) {
   write_text(folder_ / "unknown.toml", "[training]\n\nlearning_rates = 1.0\n");
   expect_error({"train", path("unknown.toml")}, 1,
                "did you mean training.learning_rate? (" + path("unknown.toml") + ":3)");
-  expect_error({"train", path("small.toml"), "--model.dropout", "2"}, 1, "model.dropout");
   expect_error({"train", folder_.string()}, 1, "cannot read");
   // What needs no tokenizer to be found is found before one is trained: a single line, nothing said before it.
   const auto early = [](const char* key, const std::string& value, const std::string& text) {
@@ -227,9 +307,6 @@ TEST_F(CommandTest, ErrorsWhileRunningAreOne) {
   early("--data.valid_source", path("absent.en"), "data.valid_source");
   early("--data.train_target", folder_.string(), "folder");
   early("--model.init_from", path("absent"), "model.init_from");
-  early("--model.max_positions", "10", "model.max_positions");
-  early("--model.heads", "3", "heads");
-  early("--training.warmup", "1x", "training.warmup");
   EXPECT_FALSE(fs::exists(folder_ / "early" / "tokenizer"));
   expect_error({"translate", path("absent")}, 1, "there is no such model directory");
   expect_error({"translate", folder_.string()}, 1, "no config.json");

@@ -87,6 +87,78 @@ TEST_F(TrainerTest, StopsAfterSeconds) {
   EXPECT_TRUE(fs::exists(fs::path(result.model_directory) / "model.safetensors"));
 }
 
+TEST_F(TrainerTest, ACosineThatSecondsCutOffIsReported) {
+  TrainConfig c = config("cosine");
+  c.training.schedule = "cosine", c.training.warmup = "1u", c.training.stop_after = "30u";
+  const auto log_of = [](const TrainConfig& config) {
+    std::ostringstream log;
+    TrainerOutput output;
+    output.log = &log;
+    Trainer(config, output).run();
+    return log.str();
+  };
+  c.training.stop_after_seconds = 1000;
+  const std::string whole = log_of(c);
+  EXPECT_EQ(whole.find("was cut off"), std::string::npos) << whole;
+  c.run.directory += "-cut", c.training.stop_after = "1000000u", c.training.stop_after_seconds = 0.5;
+  const std::string cut = log_of(c);
+  EXPECT_NE(cut.find("of 1,000,000: the cosine schedule was cut off at a learning rate of 0.003, above its end, 0"),
+            std::string::npos)
+      << cut;
+}
+
+TEST_F(TrainerTest, StopsBetweenChunksOfTokenising) {
+  TrainConfig c = config("stopped");
+  c.training.stop_after = "3u";
+  std::ostringstream log;
+  TrainerOutput output;
+  output.log = &log;
+  // While the tokenizer is trained stopping has to wait, which is said; then it is done.
+  output.stop_requested = [] { return true; };
+  EXPECT_EQ(Trainer(c, output).run().end, TrainEnd::kInterrupted);
+  const std::string waited = log.str();
+  const size_t wait = waited.find("Stopping once the tokenizer is trained"),
+               done = waited.find("target tokens, trained");
+  EXPECT_NE(wait, std::string::npos) << waited;
+  EXPECT_NE(done, std::string::npos) << waited;
+  EXPECT_LT(wait, done);
+  EXPECT_NE(waited.find("Stopped while preparing"), std::string::npos) << waited;
+  // The tokenizer stays. Asked once it is ready, then between chunks: the second time in the text.
+  int asked = 0;
+  output.stop_requested = [&] { return ++asked == 2; };
+  EXPECT_EQ(Trainer(c, output).run().end, TrainEnd::kInterrupted);
+  EXPECT_EQ(asked, 2);
+  EXPECT_TRUE(fs::is_empty(fs::path(c.run.directory) / "data"));
+  output.stop_requested = {};
+  EXPECT_EQ(Trainer(c, output).run().updates, 3);
+}
+
+TEST_F(TrainerTest, SaysBeforeTheFirstStepWhatTransformersCannotLoad) {
+  TrainConfig c = config("pre");
+  c.training.stop_after = "1u", c.model.norm = "pre";
+  std::ostringstream log;
+  TrainerOutput output;
+  output.log = &log;
+  size_t said = std::string::npos;
+  TrainerHooks hooks;
+  hooks.before_update = [&](int64_t, Workspace&) { said = log.str().find("transformers cannot load this model"); };
+  Trainer(c, output, hooks).run();
+  EXPECT_NE(said, std::string::npos) << log.str();
+}
+
+TEST_F(TrainerTest, RefusesASearchThatTheModelCannotFollowBeforeTraining) {
+  TrainConfig first = config("search");
+  first.training.stop_after = "1u";
+  const std::string model = Trainer(first).run().model_directory;
+  TrainConfig c = config("search-beam");
+  c.model.init_from = model;  // its vocabulary of 64 shows late
+  c.validation.bleu = true, c.validation.beam = 65;
+  TrainerHooks hooks;
+  hooks.before_update = [](int64_t, Workspace&) { FAIL() << "trained"; };
+  const std::string said = error_of([&] { Trainer(c, {}, hooks).run(); });
+  EXPECT_NE(said.find("beam is 65, expected 1 to 64"), std::string::npos) << said;
+}
+
 TEST_F(TrainerTest, RefusesADirectoryInUse) {
   const TrainConfig c = config("used");
   std::string said;

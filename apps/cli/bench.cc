@@ -112,8 +112,7 @@ int bench_translate(const TranslateBench& o) {
   ThreadPool pool(o.generate.threads);
   const auto begin = Clock::now();
   Translator translator(directory, pool);
-  TranslateOptions options = translator.default_options();
-  o.generate.apply(&options);
+  const TranslateOptions options = o.generate.apply(translator);
   // Start-up ends when the first word is translated: laying out the weights may wait until then.
   const std::string first = lines.front().substr(0, lines.front().find(' '));
   translator.translate(std::span(&first, 1), options);
@@ -176,7 +175,9 @@ void add_bench(CLI::App& app, const Overrides& overrides, Action* action) {
   translate->add_option("FILE", t->file, "Sentences, one a line")->type_name("")->required();
   translate->add_option("--repeat", t->repeat, "Times the file is translated; the median counts")
       ->check(CLI::Range(1, kMostCount));
-  translate->add_option("--limit", t->limit, "Translate the first N lines alone; 0: all")->type_name("N");
+  translate->add_option("--limit", t->limit, "Translate the first N lines alone; 0: all")
+      ->type_name("N")
+      ->check(CLI::Range(0, kMostCount));
   t->generate.add_to(*translate);
   translate->footer("Prints JSON.\n\nExample:\n  frit bench translate run/model test.en --beam 4 --threads 2");
   translate->callback([t, action] { *action = [t] { return bench_translate(*t); }; });

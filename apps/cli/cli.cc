@@ -3,21 +3,34 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <iostream>
 
 #include "frit/core/error.h"
+#include "frit/train/prepare.h"
 
 namespace frit::cli {
 namespace {
 
-// A signal handler can reach nothing else.
-volatile std::sig_atomic_t g_signal = 0;
+// A signal handler can reach nothing else, and threads ask for it.
+std::atomic<int> g_signal = 0;
+static_assert(std::atomic<int>::is_always_lock_free);
 
 extern "C" void remember_signal(int number) {
-  if (g_signal) _exit(128 + number);
-  g_signal = number;
+  if (g_signal.exchange(number)) _exit(128 + number);
+}
+
+// Why a configuration cannot work, as far as that shows without opening files; "" if nothing does.
+std::string refusal(const TrainConfig& config) {
+  try {
+    validate_config(config);
+    if (config.model.init_from.empty()) check_settings(config);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
 }
 
 }  // namespace
@@ -61,6 +74,7 @@ Overrides take_overrides(std::vector<std::string>* arguments) {
 TrainConfig load_config(const std::string& path, const Overrides& overrides) {
   TrainConfig config;
   if (!path.empty()) read_config(config, path);
+  const bool sound = refusal(config).empty();
   for (const auto& [name, value] : overrides) {
     try {
       set_config_key(config, name, value);
@@ -68,7 +82,11 @@ TrainConfig load_config(const std::string& path, const Overrides& overrides) {
       throw UsageError(e.what());
     }
   }
-  validate_config(config);
+  if (const std::string why = refusal(config); !why.empty()) {
+    // What the flags brought in is a fault of the command line, the rest one of the file.
+    if (sound) throw UsageError(why);
+    throw Error(why);
+  }
   return config;
 }
 

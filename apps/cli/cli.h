@@ -36,7 +36,7 @@ using Overrides = std::vector<std::pair<std::string, std::string>>;
 Overrides take_overrides(std::vector<std::string>* arguments);
 
 // The configuration of a file (none if empty) with the overrides on top, validated. Errors: UsageError for an override
-// that is not a key or not a value of it; frit::Error for the file and for values that cannot work.
+// that is not a key, not a value of it, or a value that cannot work; frit::Error for the file.
 TrainConfig load_config(const std::string& path, const Overrides& overrides);
 
 // Lists the two ways of giving a key in a subcommand's help (take_overrides reads them before CLI11 sees them).

@@ -75,6 +75,8 @@ int evaluate(const Options& o) {
     throw UsageError("frit evaluate needs MODEL SOURCE REFERENCE, or --hypotheses FILE --reference FILE");
   if (o.no_bleu && (o.no_loss || !o.hypotheses.empty()))
     throw UsageError("with these flags there is nothing left to compute: leave out --no-bleu or --no-loss");
+  if (!o.output.empty() && (o.no_bleu || !o.hypotheses.empty()))
+    throw UsageError("--output takes the translations, and with these flags nothing is translated");
   if (!o.hypotheses.empty() && !o.model.empty()) throw UsageError("--hypotheses takes the place of MODEL and SOURCE");
   const std::vector<std::string> references = read_lines(o.reference);
   std::vector<std::string> sources, hypotheses;
@@ -95,8 +97,7 @@ int evaluate(const Options& o) {
     ThreadPool pool(o.generate.threads);
     Translator translator(directory, pool);
     translator.on_notice = notice;
-    TranslateOptions options = translator.default_options();
-    o.generate.apply(&options);
+    TranslateOptions options = o.generate.apply(translator);
     options.generate.nbest = 1;
     if (!o.no_bleu)
       for (auto& list : translator.translate(sources, options))

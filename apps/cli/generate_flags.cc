@@ -6,6 +6,19 @@
 #include "frit/core/error.h"
 
 namespace frit::cli {
+namespace {
+
+// Why the model cannot be searched like this; "" if it can.
+std::string refusal(const GenerateOptions& options, const TransformerConfig& model) {
+  try {
+    options.validate(model);
+  } catch (const std::invalid_argument& e) {
+    return e.what();
+  }
+  return "";
+}
+
+}  // namespace
 
 void GenerateFlags::add_to(CLI::App& app) {
   const std::string search = "Search", lengths = "Lengths", sampling = "Sampling", machine = "Machine";
@@ -23,6 +36,7 @@ void GenerateFlags::add_to(CLI::App& app) {
       ->group(search);
   app.add_option("--no-repeat-ngram", no_repeat_ngram, "No N tokens in a row occur twice; 0: off")
       ->type_name("N")
+      ->check(CLI::Range(0, kMostCount))
       ->group(search);
   app.add_option("--prefix", prefix, "Text that every translation begins with")->type_name("TEXT")->group(search);
   app.add_option("--max-length", max_length, "Longest output in tokens, start and end tokens counted")->group(lengths);
@@ -33,6 +47,7 @@ void GenerateFlags::add_to(CLI::App& app) {
       app.add_flag("--sample", sample, "Draw tokens at random instead of taking the best")->group(sampling);
   app.add_option("--top-k", top_k, "Draw among the K likeliest tokens; 0: all")
       ->type_name("K")
+      ->check(CLI::Range(0, kMostCount))
       ->needs(sampled)
       ->group(sampling);
   app.add_option("--top-p", top_p, "Draw among the likeliest tokens that together reach probability P")
@@ -40,7 +55,10 @@ void GenerateFlags::add_to(CLI::App& app) {
       ->needs(sampled)
       ->group(sampling);
   app.add_option("--temperature", temperature, "Above 1: flatter, below 1: sharper")->needs(sampled)->group(sampling);
-  app.add_option("--seed", seed, "The same seed draws the same tokens")->needs(sampled)->group(sampling);
+  app.add_option("--seed", seed, "The same seed draws the same tokens")
+      ->check(CLI::NonNegativeNumber)
+      ->needs(sampled)
+      ->group(sampling);
   app.add_option("--batch-tokens", batch_tokens, "Source tokens translated at once")
       ->check(CLI::Range(1, kMostCount))
       ->group(machine);
@@ -50,8 +68,11 @@ void GenerateFlags::add_to(CLI::App& app) {
   app.add_option("--threads", threads, "CPU threads; 0: all cores")->check(CLI::Range(0, 4096))->group(machine);
 }
 
-void GenerateFlags::apply(TranslateOptions* options) const {
-  GenerateOptions& g = options->generate;
+TranslateOptions GenerateFlags::apply(const Translator& translator) const {
+  TranslateOptions options = translator.default_options();
+  GenerateOptions& g = options.generate;
+  // Settings of the directory that its own model cannot follow are no fault of the flags: translating refuses them.
+  const bool sound = refusal(g, translator.config()).empty();
   const auto set = [](const auto& flag, auto& field) {
     if (flag) field = *flag;
   };
@@ -83,9 +104,19 @@ void GenerateFlags::apply(TranslateOptions* options) const {
   set(top_p, g.top_p);
   set(temperature, g.temperature);
   set(seed, g.seed);
-  set(batch_tokens, options->batch_tokens);
-  set(window_lines, options->window_lines);
-  options->prefix = prefix;
+  set(batch_tokens, options.batch_tokens);
+  set(window_lines, options.window_lines);
+  options.prefix = prefix;
+  if (!sound) return options;
+  if (const std::string why = refusal(g, translator.config()); !why.empty()) throw UsageError(why);
+  if (const int64_t bad = first_invalid_utf8(prefix); bad >= 0)
+    throw UsageError(fmt::format("--prefix is not valid UTF-8 at byte {}", bad));
+  const auto tokens = static_cast<int64_t>(translator.tokenizer().encode(Side::kTarget, prefix).size());
+  const int64_t most = g.max_length > 0 ? g.max_length : translator.config().max_positions + 1;
+  if (1 + tokens >= most)
+    throw UsageError(
+        fmt::format("--prefix has {} tokens, which leaves no room below the maximum length {}", tokens, most));
+  return options;
 }
 
 }  // namespace frit::cli

@@ -23,8 +23,9 @@ struct GenerateFlags {
   int threads = 0;
 
   void add_to(CLI::App& app);
-  // Errors: UsageError for flags that contradict each other.
-  void apply(TranslateOptions* options) const;
+  // The translator's settings with the flags on top. Errors: UsageError for flags that contradict each other or that
+  // the model cannot follow.
+  TranslateOptions apply(const Translator& translator) const;
 };
 
 }  // namespace frit::cli

@@ -45,8 +45,7 @@ int translate(const Options& o) {
   ThreadPool pool(o.generate.threads);
   Translator translator(model_directory(o.model), pool);
   translator.on_notice = notice;
-  TranslateOptions options = translator.default_options();
-  o.generate.apply(&options);
+  const TranslateOptions options = o.generate.apply(translator);
   const bool list = o.scores || o.generate.nbest.has_value();
   const bool interactive = source.is_terminal();
   if (interactive) std::cerr << "Type a sentence and press Enter; Ctrl-D ends.\n";

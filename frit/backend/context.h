@@ -54,6 +54,12 @@ class Context {
   void set_tuning(const Tuning* tuning) { tuning_ = tuning; }
   const Tuning* tuning() const { return tuning_; }
 
+  // For the program that tunes: receives the key under which each operator's choice is looked up.
+  void observe_keys(std::map<std::string, std::string>* keys) { keys_ = keys; }
+  void note_key(std::string_view op, std::string_view key) {
+    if (keys_) (*keys_)[std::string(op)] = key;
+  }
+
   // Receives one line for everything a user should hear of (a fallback and its reason). Silent by default.
   std::function<void(std::string_view)> on_notice;
   void notice(std::string_view text) const {
@@ -65,6 +71,7 @@ class Context {
   Memory& memory_;
   Gpu* gpu_;
   const Tuning* tuning_ = nullptr;
+  std::map<std::string, std::string>* keys_ = nullptr;
   PhiloxKey key_;
   uint32_t stream_ = 0;
   std::map<std::string, std::string, std::less<>> forced_;

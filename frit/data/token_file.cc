@@ -140,6 +140,7 @@ TokenFile TokenFile::build(const std::string& path, const std::string& source_pa
   uint64_t at = 0;
   std::string_view source, target;
   for (bool more = true; more;) {
+    if (options.stop_requested && options.stop_requested()) throw BuildStopped("[token_file] stopped: " + path);
     chunk.text.clear(), chunk.spans.clear();
     auto add = [&](std::string_view line) {
       chunk.spans.emplace_back(static_cast<uint32_t>(chunk.text.size()), static_cast<uint32_t>(line.size()));

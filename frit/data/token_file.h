@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,13 @@ struct TokenFileOptions {
   TextOptions text;
   // Called now and then while building, with the bytes of text read so far and in all.
   std::function<void(int64_t done, int64_t total)> progress;
+  std::function<bool()> stop_requested;  // asked before each few thousand pairs; true: build throws BuildStopped
+};
+
+// Thrown where TokenFileOptions::stop_requested ended a build; nothing is left of it.
+class BuildStopped : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
 };
 
 // A file of sentence pairs, ids with </s> at the end of each sentence. Safe to read from several threads.
@@ -31,7 +39,7 @@ class TokenFile {
 
   // Reads a pair of text files, tokenises them in the pool's threads in bounded memory, and writes path (to a temporary
   // name, then renamed). The bytes do not depend on the number of threads. Errors: frit::Error for bad text (see
-  // ParallelReader), no sentence at all, or a full disk; nothing is left behind.
+  // ParallelReader), no sentence at all, or a full disk; BuildStopped. Nothing is left behind.
   static TokenFile build(const std::string& path, const std::string& source_path, const std::string& target_path,
                          const Tokenizer& tokenizer, ThreadPool& pool, const TokenFileOptions& options = {});
 

@@ -212,6 +212,27 @@ TEST_F(TokenFileTest, FailedBuildsLeaveNothingBehind) {
             std::string::npos);
 }
 
+TEST_F(TokenFileTest, StopsBetweenChunksAndLeavesNothingBehind) {
+  const std::vector<std::string> english = english_, german = german_;
+  for (int i = 1; i < 9; ++i) {  // more than a chunk holds
+    english_.insert(english_.end(), english.begin(), english.end());
+    german_.insert(german_.end(), german.begin(), german.end());
+  }
+  write_texts();
+  int asked = 0;
+  TokenFileOptions options;
+  options.stop_requested = [&] { return ++asked == 2; };
+  int chunks = 0;
+  options.progress = [&](int64_t, int64_t) { ++chunks; };
+  bool built;
+  EXPECT_THROW(open_or_build(&built, tokenizer(), options), BuildStopped);
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(chunks, 1);
+  EXPECT_EQ(dir_.files(), (std::vector<std::string>{"de", "en"}));
+  EXPECT_EQ(open_or_build(&built, tokenizer(), options).sentences(), 9 * 998);
+  EXPECT_GE(asked, 4);
+}
+
 TEST_F(TokenFileTest, InvalidLinesAreCountedWhenSkipped) {
   german_[500] += "\xff";
   write_texts();

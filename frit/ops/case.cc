@@ -32,13 +32,21 @@ const std::vector<OpTable>& op_tables() {
   return tables;
 }
 
-double CaseRandom::uniform() {  // SplitMix64
+uint64_t CaseRandom::next() {  // SplitMix64
   uint64_t z = (state += 0x9E3779B97F4A7C15ull);
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
+  return z ^ (z >> 31);
+}
+double CaseRandom::uniform() {
+  return static_cast<double>(next() >> 11) * 0x1p-53;
 }
 double CaseRandom::normal() {
+  if (quick) {
+    const uint64_t z = next();
+    const uint64_t sum = (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
+    return (static_cast<double>(sum) - 2 * 65535.0) * (1.7320508075688772 / 65536);  // each has variance 2^32 / 12
+  }
   const double u = std::max(uniform(), 1e-300), w = uniform();
   return std::sqrt(-2 * std::log(u)) * std::cos(6.283185307179586 * w);
 }
@@ -174,10 +182,18 @@ class Storage {
   Storage(const Storage&) = delete;
 
   const Tensor& tensor() const { return tensor_; }
+  const Operand& operand() const { return operand_; }
   void poison() {
     each_row([&](char* row, size_t bytes) {
       std::memset(row, 0xff, bytes);
       if (device_) device_->poison(base_ + (row - mirror_), bytes);
+    });
+  }
+  // Starts as a store of the same operand that no kernel has written to yet.
+  void copy(const Storage& other) {
+    each_row([&](char* row, size_t bytes) {
+      std::memcpy(row, other.mirror_ + (row - mirror_), bytes);
+      if (device_) device_->upload(base_ + (row - mirror_), row, bytes);
     });
   }
   // Writes the values rounded to the dtype, and puts the rounded values back.
@@ -187,6 +203,23 @@ class Storage {
       a.v[i] = read(tensor_, at(i));
     }
     if (device_) each_row([&](char* row, size_t bytes) { device_->upload(base_ + (row - mirror_), row, bytes); });
+  }
+  // The values of `piece`, again and again.
+  void repeat(const Array& piece) {
+    const int64_t size = size_of(operand_.dtype), n = operand_.shape.numel();
+    std::vector<char> bytes(piece.v.size() * size);
+    for (size_t i = 0; i < piece.v.size(); ++i)
+      write(tensor_, bytes.data() + static_cast<int64_t>(i) * size, piece.v[i]);
+    const int64_t inner = stride_ == operand_.shape.inner() ? n : operand_.shape.inner(),
+                  length = static_cast<int64_t>(bytes.size());
+    for (int64_t i = 0; i < n;) {  // pieces of contiguous elements
+      const int64_t from = i * size % length / size * size;
+      const int64_t count = std::min((length - from) / size, inner - i % inner);
+      std::memcpy(at(i), bytes.data() + from, count * size);
+      i += count;
+    }
+    if (device_)
+      each_row([&](char* row, size_t row_bytes) { device_->upload(base_ + (row - mirror_), row, row_bytes); });
   }
   Array get() const {
     fetch();
@@ -272,33 +305,47 @@ struct Run {
   Stores stores;
   Tensors tensors;
 
-  Run(const OpCase& c, DeviceMemory* device) : c(c), device(device) {
-    CaseRandom random{seed_of(c)};
-    for (const Operand& o : c.inputs) {
-      Array a{o.shape, std::vector<double>(o.shape.numel())};
-      o.fill(random, a);
+  // quick: for timing alone. Then large tensors repeat a piece of random values, and the arrays that checks go back to
+  // are not kept.
+  Run(const OpCase& c, DeviceMemory* device, bool quick = false) : c(c), device(device) {
+    CaseRandom random{seed_of(c), quick};
+    const auto make = [&](const Operand& o, const Fill& fill, Arrays& kept) {
+      const int64_t n = o.shape.numel();
+      if (quick && n > kRepeated) {
+        Array piece{{kRepeated}, std::vector<double>(kRepeated)};
+        fill(random, piece);
+        add(o).repeat(piece);
+        return;
+      }
+      Array a{o.shape, std::vector<double>(n)};
+      fill(random, a);
       add(o).set(a);
-      inputs[o.name] = a;
-    }
+      if (!quick) kept[o.name] = std::move(a);
+    };
+    for (const Operand& o : c.inputs) make(o, o.fill, inputs);
     for (const Operand& o : c.outputs)
       if (!in_place(c, o.name)) add(o).poison();
     if (!c.backward) return;
     for (const std::string& name : c.incoming) {
       Operand o = find(c.outputs, name);
       o.name = "d" + name;
-      Array a{o.shape, std::vector<double>(o.shape.numel())};
-      c.incoming_fill(random, a);
-      add(o).set(a);
-      incoming[o.name] = a;
+      make(o, c.incoming_fill, incoming);
     }
     for (const std::string& name : c.differentiable) {
-      Operand o = gradient_operand(c, name);
-      Array a{o.shape, std::vector<double>(o.shape.numel())};
-      fill_normal()(random, a);
-      add(o).set(a);
-      started[o.name] = a;
+      const Operand o = gradient_operand(c, name);
+      if (quick)
+        add(o);
+      else
+        make(o, fill_normal(), started);
       stores[o.name]->poison();
     }
+  }
+  // A prime, so that rows of any width differ.
+  static constexpr int64_t kRepeated = 4194301;
+  // The same tensors once more, for calls alone: without the arrays that checks go back to.
+  struct TensorsAlone {};
+  Run(const Run& other, TensorsAlone) : c(other.c), device(other.device) {
+    for (const auto& [name, store] : other.stores) add(store->operand()).copy(*store);
   }
   Storage& add(const Operand& o) {
     auto& s = stores[o.name];
@@ -484,6 +531,9 @@ std::vector<std::string> check(const OpCase& c, Gpu* gpu, const Forced& forced =
       if (c.backward) run.backward(context, false);
       if (gpu) gpu->synchronize();
     };
+#if !FRIT_CUDA
+    if (gpu) static_cast<sim::SimGpu*>(gpu)->set_detailed_counts(false);  // sectors and banks: tests of their own
+#endif
     ThreadPool three(gpu ? 1 : 3), one(1);
     Memory memory(gpu);
     auto context = make_context(three, memory);
@@ -636,7 +686,14 @@ std::vector<std::string> check_case(const OpCase& c) {
   return check(c, nullptr);
 }
 std::vector<std::string> check_case(const OpCase& c, Gpu& gpu) {
-  return check(c, &gpu);
+  std::vector<std::string> failures = check(c, &gpu);
+  const auto force = [&](const char* direction, const std::string& name, const Forced& forced) {
+    for (const std::string& failure : check(c, &gpu, forced))
+      failures.push_back(fmt::format("{} instance {}: {}", direction, name, failure));
+  };
+  for (const std::string& name : c.forward_instances) force("forward", name, {name, ""});
+  for (const std::string& name : c.backward_instances) force("backward", name, {"", name});
+  return failures;
 }
 
 std::vector<CaseError> case_errors(const OpCase& c, Gpu& gpu) {
@@ -673,10 +730,10 @@ struct CaseRun::State {
 };
 CaseRun::CaseRun(const OpCase& c, Context& context, int sets) : state_(new State{context, {}, 0, 0}) {
   context.force(c.op, c.variant);
-  for (int i = 0; i < sets; ++i) {
-    state_->runs.push_back(std::make_unique<Run>(c, context.on_gpu() ? &context.gpu() : nullptr));
-    state_->runs.back()->forward(context);
-  }
+  state_->runs.push_back(std::make_unique<Run>(c, context.on_gpu() ? &context.gpu() : nullptr, true));
+  while (static_cast<int>(state_->runs.size()) < sets)
+    state_->runs.push_back(std::make_unique<Run>(*state_->runs.front(), Run::TensorsAlone{}));
+  for (auto& run : state_->runs) run->forward(context);
 }
 CaseRun::~CaseRun() {
   delete state_;

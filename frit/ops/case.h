@@ -25,6 +25,8 @@ using Tensors = std::map<std::string, Tensor>;
 // Makes an input's values; index runs over all elements in row-major order, uniform() is a number in [0, 1).
 struct CaseRandom {
   uint64_t state;
+  bool quick = false;  // normal() sums four uniform numbers (no logarithm, no cosine), within 3.5 deviations
+  uint64_t next();
   double uniform();
   double normal();
   int64_t below(int64_t n) { return static_cast<int64_t>(uniform() * static_cast<double>(n)); }
@@ -138,7 +140,8 @@ struct CaseError {
 };
 std::vector<CaseError> case_errors(const OpCase& c, Gpu& gpu);
 
-// Inputs made and kept for repeated runs: what benchmarks time. `sets` copies rotate so that caches stay cold.
+// Inputs made (quickly, see CaseRandom) and kept for repeated runs: what benchmarks time. `sets` copies rotate so that
+// caches stay cold.
 class CaseRun {
  public:
   CaseRun(const OpCase& c, Context& context, int sets = 1);

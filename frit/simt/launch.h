@@ -66,6 +66,7 @@ int choose_instance(Context& context, const char* op, std::string_view key, cons
     }
   }
   context.note_used(op, names[chosen]);
+  context.note_key(op, key);
   return chosen;
 }
 

@@ -64,22 +64,27 @@ constexpr int kVecOf = 16 / sizeof(T);
 #include "frit/simt/words_sim.h"
 #endif
 
-// Words in both worlds (see words_cuda.h for the instructions behind them):
+// clang-format off
+// Words in both worlds (words_cuda.h has the instructions behind them):
 //   thread_index() thread_count() block_index() block_count()    one-dimensional blocks and grids
 //   barrier()                      all threads of the block
 //   warp_barrier(mask)             the lanes of mask; orders their memory accesses, which shuffles do not
 //   wait_for_previous()            first word of every kernel: earlier kernels' writes are visible behind it
-//   shuffle, shuffle_xor, shuffle_down, shuffle_up, ballot        of the lanes of mask; each must be reached by all of
-//   them Global<T>                      pointer into a tensor; + moves it; false when the operand was not given
-//   load<cache>(g, i) store<cache>(g, i, x) load_vec<N, cache>(g, i) store_vec<N, cache>(g, i, v)   vectors must be
-//   aligned atomic_add atomic_max atomic_or shared_array<T>(offset bytes)  the block's dynamic shared memory; load,
-//   store, load_vec, store_vec, atomic_add on Shared<T> copy_async16(shared, i, global, j, valid) copy_async_commit()
-//   copy_async_wait<groups left>()   16 bytes, zeros when !valid ldmatrix_x4 ldmatrix_x4_transposed ldmatrix_x2
-//   ldmatrix_x2_transposed    8x8 matrices of 16-bit elements mma_m16n8k16<bfloat16 | float16>(d, a, b) d += a b, fp32
-//   accumulation exp2_fast log2_fast reciprocal_fast rsqrt tanh_fast           to about 2 ulp (tanh_fast: 5e-4
-//   relative) widen(x) to float   convert<T>(float) pack2(T(), low, high)                       round to nearest even find_first_set
-//   opaque(x) hides x from the compiler   count_bits leading_zeros last_block(counter, scratch)   true in all threads of the block that comes last; 2
-//   barriers (see there)
+//   shuffle shuffle_xor shuffle_down shuffle_up ballot    of the lanes of mask; each must be reached by all of them
+//   Global<T>                      pointer into a tensor; + moves it; false when the operand was not given
+//   load<cache>(g, i) store<cache>(g, i, x) load_vec<N, cache>(g, i) store_vec<N, cache>(g, i, v)    vectors must be aligned
+//   atomic_add atomic_max atomic_or
+//   shared_array<T>(offset bytes)  the block's dynamic shared memory; load, store, load_vec, store_vec, atomic_add on Shared<T>
+//   copy_async16(shared, i, global, j, valid) copy_async_commit() copy_async_wait<groups left>()    16 bytes, zeros when !valid
+//   ldmatrix_x4 ldmatrix_x4_transposed ldmatrix_x2 ldmatrix_x2_transposed    8x8 matrices of 16-bit elements
+//   mma_m16n8k16<bfloat16 | float16>(d, a, b)                    d += a b, fp32 accumulation
+//   exp2_fast log2_fast reciprocal_fast rsqrt tanh_fast          to about 2 ulp (tanh_fast: 5e-4 relative)
+//   convert<T>(float) pack2(T(), low, high)                      round to nearest even
+//   add_rn sub_rn mul_rn div_rn sqrt_rn    fp32, each rounded on its own, never fused: the CPU's bits
+//   prefetch(g, i)                 into the L2 cache; nothing waits for it
+//   find_first_set count_bits leading_zeros
+//   last_block(counter, scratch)   true in all threads of the block that comes last; 2 barriers (see there)
+// clang-format on
 
 namespace frit::simt {
 

@@ -52,7 +52,8 @@ struct SimTest {
     try {
       f();
     } catch (const sim::Fault& fault) {
-      EXPECT_NE(std::string_view(fault.what()).find(text), std::string_view::npos) << "got: " << fault.what() << "\nexpected: " << text;
+      EXPECT_NE(std::string_view(fault.what()).find(text), std::string_view::npos)
+          << "got: " << fault.what() << "\nexpected: " << text;
       return;
     }
     ADD_FAILURE() << "no fault; expected: " << text;

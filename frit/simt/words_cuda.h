@@ -155,6 +155,12 @@ FRIT_DEVICE uint32_t atomic_or(const Global<uint32_t>& to, int64_t i, uint32_t v
   return atomicOr(to.raw() + i, value);
 }
 
+// Asks the L2 cache for the 128 bytes around element i, which must lie in the tensor; nothing waits for them.
+template <typename T>
+FRIT_DEVICE void prefetch(const Global<T>& from, int64_t i) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from.raw() + i));
+}
+
 template <typename T>
 class Shared {
  public:
@@ -276,6 +282,23 @@ FRIT_DEVICE float reciprocal_fast(float x) {
 }
 FRIT_DEVICE float rsqrt(float x) {
   return rsqrtf(x);
+}
+// Each rounded on its own, to nearest even, whatever the compiler's flags: never a part of a fused multiply-add, so the
+// bits are the CPU's. div_rn and sqrt_rn cost about 8 instructions.
+FRIT_DEVICE float add_rn(float a, float b) {
+  return __fadd_rn(a, b);
+}
+FRIT_DEVICE float sub_rn(float a, float b) {
+  return __fsub_rn(a, b);
+}
+FRIT_DEVICE float mul_rn(float a, float b) {
+  return __fmul_rn(a, b);
+}
+FRIT_DEVICE float div_rn(float a, float b) {
+  return __fdiv_rn(a, b);
+}
+FRIT_DEVICE float sqrt_rn(float x) {
+  return __fsqrt_rn(x);
 }
 FRIT_DEVICE float tanh_fast(float x) {
   float y;

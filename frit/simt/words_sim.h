@@ -28,8 +28,8 @@ FRIT_DEVICE int64_t block_count() {
   return sim::place().blocks;
 }
 
-FRIT_DEVICE void barrier() {
-  sim::barrier();
+FRIT_DEVICE void barrier(std::source_location where = std::source_location::current()) {
+  sim::barrier(where);
 }
 FRIT_DEVICE void warp_barrier(uint32_t mask = kFullMask) {
   sim::warp_barrier(mask);
@@ -149,6 +149,10 @@ FRIT_DEVICE uint32_t atomic_or(const Global<uint32_t>& to, int64_t i, uint32_t v
   return before;
 }
 
+// A hint: neither a read nor counted.
+template <typename T>
+FRIT_DEVICE void prefetch(const Global<T>&, int64_t) {}
+
 template <typename T>
 class Shared {
   static_assert(sizeof(T) >= 2, "shared memory is checked in pieces of two bytes");
@@ -247,32 +251,29 @@ FRIT_DEVICE void ldmatrix_x2_transposed(uint32_t (&r)[2], const Shared<T>& from,
 
 template <typename T>
 FRIT_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  // Where the fragments lie (PTX ISA, mma.m16n8k16): of A a lane holds the rows g = lane / 4 and g + 8 by turns, of the
+  // columns 2 (lane % 4) + {0, 1}, then those + 8; of B the same columns of A, which are its rows, of column g.
   struct Fragments {
-    uint32_t a[4], b[2];
+    float a[8], b[4];
   } mine;
-  std::memcpy(mine.a, a, sizeof(a));
-  std::memcpy(mine.b, b, sizeof(b));
+  const auto unpack = [](uint32_t pair, float* to) {
+    to[0] = static_cast<float>(T::from_bits(static_cast<uint16_t>(pair)));
+    to[1] = static_cast<float>(T::from_bits(static_cast<uint16_t>(pair >> 16)));
+  };
+  for (int i = 0; i < 4; ++i) unpack(a[i], mine.a + 2 * i);
+  for (int i = 0; i < 2; ++i) unpack(b[i], mine.b + 2 * i);
   const sim::Slot* slots = sim::gather(kFullMask, "mma_m16n8k16", &mine, sizeof(mine));
-  const auto half = [](uint32_t pair, int which) {
-    return static_cast<float>(T::from_bits(static_cast<uint16_t>(pair >> (16 * which))));
-  };
-  // Where the fragments lie (PTX ISA, mma.m16n8k16): A row g = lane / 4 and g + 8, columns 2 (lane % 4) + {0, 1} and
-  // + 8.
-  const auto a_at = [&](int row, int k) {
-    const int lane = row % 8 * 4 + k % 8 / 2;
-    return half(detail::slot_value<Fragments>(slots[lane]).a[row / 8 + k / 8 * 2], k % 2);
-  };
-  const auto b_at = [&](int k, int column) {
-    const int lane = column * 4 + k % 8 / 2;
-    return half(detail::slot_value<Fragments>(slots[lane]).b[k / 8], k % 2);
-  };
-  const int lane = sim::place().thread & 31;
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    double sum = d[i];
-    for (int k = 0; k < 16; ++k) sum += static_cast<double>(a_at(row, k)) * static_cast<double>(b_at(k, column));
-    d[i] = static_cast<float>(sum);
+  const int lane = sim::place().thread & 31, g = lane / 4, column = lane % 4 * 2;
+  double sums[4] = {d[0], d[1], d[2], d[3]};
+  for (int quad = 0; quad < 4; ++quad) {  // k = 2 quad + {0, 1, 8, 9}
+    const Fragments rows = detail::slot_value<Fragments>(slots[g * 4 + quad]);
+    for (int i = 0; i < 4; ++i) {
+      Fragments other = detail::slot_value<Fragments>(slots[(column + i % 2) * 4 + quad]);
+      for (int k = 0; k < 4; ++k)
+        sums[i] += static_cast<double>(rows.a[k / 2 * 4 + i / 2 * 2 + k % 2]) * static_cast<double>(other.b[k]);
+    }
   }
+  for (int i = 0; i < 4; ++i) d[i] = static_cast<float>(sums[i]);
 }
 
 FRIT_DEVICE float exp2_fast(float x) {
@@ -286,6 +287,21 @@ FRIT_DEVICE float reciprocal_fast(float x) {
 }
 FRIT_DEVICE float rsqrt(float x) {
   return 1.0f / std::sqrt(x);
+}
+FRIT_DEVICE float add_rn(float a, float b) {
+  return a + b;
+}
+FRIT_DEVICE float sub_rn(float a, float b) {
+  return a - b;
+}
+FRIT_DEVICE float mul_rn(float a, float b) {
+  return a * b;
+}
+FRIT_DEVICE float div_rn(float a, float b) {
+  return a / b;
+}
+FRIT_DEVICE float sqrt_rn(float x) {
+  return std::sqrt(x);
 }
 FRIT_DEVICE float tanh_fast(float x) {
   return std::tanh(x);

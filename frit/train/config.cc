@@ -134,7 +134,11 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        {}},
       {"training.schedule",
        &t.schedule,
-       "Learning rate after the warm-up; cosine and linear end at stop_after.",
+       "Learning rate after the warm-up; cosine and linear end at stop_after. The rate depends on the updates done, "
+       "never "
+       "on time (a resumed run would have other bits): if stop_after_seconds comes first, the rate is cut off above "
+       "its "
+       "end, and frit train says at what.",
        {"inverse-sqrt", "cosine", "linear", "constant"}},
       {"training.warmup",
        &t.warmup,
@@ -413,6 +417,9 @@ void validate_config(const TrainConfig& config) {
   const auto need = [](bool good, std::string_view key, const auto& value, std::string_view expected) {
     if (!good) fail("[config] {} is {}, expected {}", key, value, expected);
   };
+  // Bounds that no machine reaches, and within which nothing that is computed from the sizes overflows.
+  constexpr int64_t kMostSize = 1 << 20, kMostCount = 1'000'000'000;
+  const std::string count = fmt::format("1 to {}", kMostCount);
   const auto& m = config.model;
   const auto& d = config.data;
   const auto& t = config.training;
@@ -426,22 +433,25 @@ void validate_config(const TrainConfig& config) {
                          {"model.heads", m.heads},
                          {"model.ffn", m.ffn},
                          {"model.max_positions", m.max_positions}})
-    need(n == -1 || n >= 1, name, n, "1 or more (or -1 for the preset's)");
+    need(n == -1 || (n >= 1 && n <= kMostSize), name, n, fmt::format("1 to {} (or -1 for the preset's)", kMostSize));
   if (m.d_model > 0 && m.heads > 0)
     need(m.d_model % m.heads == 0, "model.heads", m.heads, fmt::format("a divisor of model.d_model {}", m.d_model));
   need(d.vocabulary >= 32 && d.vocabulary <= 1000000, "data.vocabulary", d.vocabulary, "32 to 1000000");
   need(d.max_length >= 2, "data.max_length", d.max_length, "2 or more");
-  need(d.window >= 1, "data.window", d.window, "1 or more");
-  need(d.prefetch >= 1, "data.prefetch", d.prefetch, "1 or more");
+  need(d.window >= 1 && d.window <= kMostCount, "data.window", d.window, count);
+  need(d.prefetch >= 1 && d.prefetch <= 4096, "data.prefetch", d.prefetch, "1 to 4096");
+  need(d.subword_nbest >= -1 && d.subword_nbest <= kMostCount, "data.subword_nbest", d.subword_nbest,
+       fmt::format("-1 (all) to {}", kMostCount));
   need(d.subword_alpha >= 0 && d.subword_alpha <= 1, "data.subword_alpha", d.subword_alpha, "0 to 1");
-  need(t.batch_tokens >= 16, "training.batch_tokens", t.batch_tokens, "16 or more");
+  need(t.batch_tokens >= 16 && t.batch_tokens <= kMostCount, "training.batch_tokens", t.batch_tokens,
+       fmt::format("16 to {}", kMostCount));
   need(t.accumulate >= 1 && t.accumulate < 65536, "training.accumulate", t.accumulate, "1 to 65535");
   need(t.learning_rate > 0 && std::isfinite(t.learning_rate), "training.learning_rate", t.learning_rate, "more than 0");
   need(t.beta1 >= 0 && t.beta1 < 1, "training.beta1", t.beta1, "0 to below 1");
   need(t.beta2 >= 0 && t.beta2 < 1, "training.beta2", t.beta2, "0 to below 1");
-  need(t.eps > 0, "training.eps", t.eps, "more than 0");
+  need(t.eps > 0 && std::isfinite(t.eps), "training.eps", t.eps, "more than 0");
   need(t.momentum >= 0 && t.momentum < 1, "training.momentum", t.momentum, "0 to below 1");
-  need(t.weight_decay >= 0, "training.weight_decay", t.weight_decay, "0 or more");
+  need(t.weight_decay >= 0 && std::isfinite(t.weight_decay), "training.weight_decay", t.weight_decay, "0 or more");
   need(t.clip_norm >= 0, "training.clip_norm", t.clip_norm, "0 or more");
   need(t.label_smoothing >= 0 && t.label_smoothing < 1, "training.label_smoothing", t.label_smoothing, "0 to below 1");
   need(t.seed >= 0 && t.seed <= 0xffffffffll, "training.seed", t.seed, "0 to 4294967295");
@@ -451,14 +461,29 @@ void validate_config(const TrainConfig& config) {
        fmt::format("at most training.keep {}", t.keep));
   need(t.keep >= 1, "training.keep", t.keep, "1 or more");
   need(t.patience >= 0, "training.patience", t.patience, "0 or more");
-  need(t.criterion_rows >= 0, "training.criterion_rows", t.criterion_rows, "0 or more");
+  need(t.min_delta >= 0 && std::isfinite(t.min_delta), "training.min_delta", t.min_delta, "0 or more");
+  need(t.early_stopping_metric != "bleu" || d.train_source.empty() ||
+           (!d.valid_source.empty() && config.validation.bleu),
+       "training.early_stopping_metric", t.early_stopping_metric,
+       "loss, or data.valid_source and validation.bleu = true");
+  need(t.criterion_rows >= 0 && t.criterion_rows <= kMostCount, "training.criterion_rows", t.criterion_rows,
+       fmt::format("0 to {}", kMostCount));
   need(t.max_not_finite >= 1, "training.max_not_finite", t.max_not_finite, "1 or more");
   need(t.stop_after_seconds >= 0, "training.stop_after_seconds", t.stop_after_seconds, "0 or more");
   need(config.validation.max_sentences >= 0, "validation.max_sentences", config.validation.max_sentences, "0 or more");
   need(config.validation.samples >= 0, "validation.samples", config.validation.samples, "0 or more");
   need(t.ema_decay == 0 || t.average_checkpoints <= 1, "training.average_checkpoints", t.average_checkpoints,
        "0 with training.ema_decay: one average of weights, not two");
-  need(config.validation.beam >= 1, "validation.beam", config.validation.beam, "1 or more");
+  need(config.validation.beam >= 1 && config.validation.beam <= kMostSize, "validation.beam", config.validation.beam,
+       fmt::format("1 to {}", kMostSize));
+  // With a tokenizer that is there already the vocabulary is known later, and checked then.
+  need(
+      !config.validation.bleu || !d.tokenizer.empty() || !m.init_from.empty() || config.validation.beam <= d.vocabulary,
+      "validation.beam", config.validation.beam, fmt::format("at most data.vocabulary {}", d.vocabulary));
+  need(std::isfinite(config.validation.length_penalty), "validation.length_penalty", config.validation.length_penalty,
+       "a number");
+  need(config.run.gemm != "onednn" || t.precision == "fp32", "run.gemm", config.run.gemm,
+       fmt::format("packed with training.precision {}", t.precision));
   need(!config.run.directory.empty(), "run.directory", "empty", "a folder");
   for (auto [name, text] : {std::pair{"training.warmup", &t.warmup},
                             {"training.stop_after", &t.stop_after},
@@ -468,7 +493,10 @@ void validate_config(const TrainConfig& config) {
                             {"training.keep_every", &t.keep_every}}) {
     if (text->empty() && text == &t.keep_every) continue;
     try {
-      parse_period(*text);
+      const Period period = parse_period(*text);
+      need(period.count <= 1e15, name, *text, "at most 1e15");
+      if (text == &t.keep_every && period.unit != PeriodUnit::kUpdates)
+        fail("[config] {} is {}, expected a period of updates such as 5000u", name, *text);
     } catch (const std::invalid_argument& e) {
       fail("[config] {}: {}", name, e.what());
     }

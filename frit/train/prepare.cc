@@ -8,8 +8,11 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <optional>
+#include <thread>
 
 #include "frit/core/error.h"
 #include "frit/core/file.h"
@@ -27,6 +30,36 @@ class Stopwatch {
 
  private:
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+// While it lives, says once that stopping has to wait, as soon as it is asked for.
+class WaitNotice {
+ public:
+  WaitNotice(const StopRequested& stop_requested, const Say& say)
+      : watcher_([&, this] {
+          std::unique_lock lock(mutex_);
+          do {
+            if (!stop_requested()) continue;
+            say("Stopping once the tokenizer is trained: SentencePiece cannot be interrupted");
+            return;
+          } while (!over_.wait_for(lock, std::chrono::milliseconds(100), [this] { return ended_; }));
+        }) {}
+  ~WaitNotice() {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    over_.notify_one();
+    watcher_.join();
+  }
+  WaitNotice(const WaitNotice&) = delete;
+  WaitNotice& operator=(const WaitNotice&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable over_;
+  bool ended_ = false;
+  std::thread watcher_;  // last: it uses the others
 };
 
 TextOptions text_options(const TrainConfig& config) {
@@ -124,6 +157,20 @@ RunLock::~RunLock() {
   ::close(fd_);
 }
 
+void check_settings(const TrainConfig& config) {
+  // The sizes, with vocabularies that fit: which ones there are the tokenizer will tell.
+  const bool trained = config.data.tokenizer.empty() && config.model.init_from.empty();
+  config_of(config, std::nullopt, trained ? config.data.joint_vocabulary : true).validate();
+  const Period warmup = parse_period(config.training.warmup), stop = parse_period(config.training.stop_after);
+  if (config.training.schedule == "linear" || config.training.schedule == "cosine") {
+    if (stop.never())
+      fail("[config] training.schedule {} needs training.stop_after: it ends there", config.training.schedule);
+    if (warmup.unit == stop.unit && warmup.count >= stop.count)
+      fail("[config] training.warmup is {}, expected less than training.stop_after, which is {}",
+           config.training.warmup, config.training.stop_after);
+  }
+}
+
 void check_before_preparing(const TrainConfig& config) {
   const auto& d = config.data;
   const auto& m = config.model;
@@ -139,20 +186,11 @@ void check_before_preparing(const TrainConfig& config) {
   }
   for (const auto& [key, path] : {std::pair{"data.tokenizer", &d.tokenizer}, {"model.init_from", &m.init_from}})
     if (!path->empty() && !fs::is_directory(*path)) fail("[config] {} is {}, which is no folder", key, *path);
-  // The sizes, with vocabularies that fit: which ones there are the tokenizer will tell.
-  const bool trained = d.tokenizer.empty() && m.init_from.empty();
-  config_of(config, std::nullopt, trained ? d.joint_vocabulary : true).validate();
-  const Period warmup = parse_period(config.training.warmup), stop = parse_period(config.training.stop_after);
-  if (config.training.schedule == "linear" || config.training.schedule == "cosine") {
-    if (stop.never())
-      fail("[config] training.schedule {} needs training.stop_after: it ends there", config.training.schedule);
-    if (warmup.unit == stop.unit && warmup.count >= stop.count)
-      fail("[config] training.warmup is {}, expected less than training.stop_after, which is {}",
-           config.training.warmup, config.training.stop_after);
-  }
+  check_settings(config);
 }
 
-Tokenizer prepare_tokenizer(const TrainConfig& config, const fs::path& run, bool resuming, const Say& say) {
+Tokenizer prepare_tokenizer(const TrainConfig& config, const fs::path& run, bool resuming, const Say& say,
+                            const StopRequested& stop_requested) {
   const fs::path place = run / "tokenizer", origin_path = run / "tokenizer-origin.txt";
   const std::string origin = resuming ? "" : tokenizer_origin(config);
   if (resuming || (has_tokenizer(place.string()) && fs::exists(origin_path) && read_file(origin_path) == origin)) {
@@ -177,6 +215,7 @@ Tokenizer prepare_tokenizer(const TrainConfig& config, const fs::path& run, bool
     say(fmt::format("Tokenizer: training {} with {} tokens on {} and {} ...", config.data.tokenizer_kind,
                     config.data.vocabulary, config.data.train_source, config.data.train_target));
     TextCounts counts;
+    const WaitNotice notice(stop_requested, say);
     tokenizer =
         Tokenizer::train(config.data.train_source, config.data.train_target, options, text_options(config), &counts);
     how = "trained on " + counts.to_string();
@@ -192,7 +231,8 @@ Tokenizer prepare_tokenizer(const TrainConfig& config, const fs::path& run, bool
 }
 
 TokenFile prepare_tokens(const TrainConfig& config, const fs::path& run, const char* name, const std::string& source,
-                         const std::string& target, const Tokenizer& tokenizer, ThreadPool& pool, const Say& say) {
+                         const std::string& target, const Tokenizer& tokenizer, ThreadPool& pool, const Say& say,
+                         const StopRequested& stop_requested) {
   const Stopwatch watch;
   std::error_code error;
   fs::create_directories(run / "data", error);
@@ -205,6 +245,7 @@ TokenFile prepare_tokens(const TrainConfig& config, const fs::path& run, const c
   }
   TokenFileOptions options;
   options.text = text_options(config);
+  options.stop_requested = stop_requested;
   bool built = false;
   TokenFile file = TokenFile::open_or_build((run / "data" / fmt::format("{}.tokens", name)).string(), source, target,
                                             tokenizer, pool, options, &built);

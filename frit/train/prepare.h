@@ -31,19 +31,27 @@ class RunLock {
 };
 
 using Say = std::function<void(std::string_view)>;
+using StopRequested = std::function<bool()>;
+
+// Finds settings that do not go together: sizes of the model, a schedule that ends before its warm-up. Reads no file
+// but model.init_from's. Errors: frit::Error that names the key.
+void check_settings(const TrainConfig& config);
 
 // Finds what is wrong with a configuration and its files before minutes go into a tokenizer: files that cannot be read,
-// sizes that do not go together, a schedule that ends before its warm-up. Errors: frit::Error that names the key.
+// and what check_settings finds. Errors: frit::Error that names the key.
 void check_before_preparing(const TrainConfig& config);
 
 // Loads RUN/tokenizer if it was made from the same text and settings, or if the run has a checkpoint (resuming); else
-// takes the configured one, or that of model.init_from, or trains one, and saves it there.
-Tokenizer prepare_tokenizer(const TrainConfig& config, const std::filesystem::path& run, bool resuming, const Say& say);
+// takes the configured one, or that of model.init_from, or trains one, and saves it there. SentencePiece's training
+// cannot be interrupted: if stop_requested (asked from another thread, a few times a second) is true meanwhile, say
+// hears that stopping has to wait.
+Tokenizer prepare_tokenizer(const TrainConfig& config, const std::filesystem::path& run, bool resuming, const Say& say,
+                            const StopRequested& stop_requested);
 
-// Opens RUN/data/NAME.tokens, built if need be.
+// Opens RUN/data/NAME.tokens, built if need be. Errors: BuildStopped if stop_requested was true while it was built.
 TokenFile prepare_tokens(const TrainConfig& config, const std::filesystem::path& run, const char* name,
                          const std::string& source, const std::string& target, const Tokenizer& tokenizer,
-                         ThreadPool& pool, const Say& say);
+                         ThreadPool& pool, const Say& say, const StopRequested& stop_requested);
 
 BatcherOptions train_batches(const TrainConfig& config, const TokenFile& file, const Tokenizer& tokenizer);
 // Every sentence that the model has positions for, in the corpus's order.

@@ -12,9 +12,7 @@
 #include "frit/core/error.h"
 #include "frit/core/file.h"
 #include "frit/data/prefetch.h"
-#include "frit/infer/generate.h"
 #include "frit/train/averaging.h"
-#include "frit/train/bleu.h"
 #include "frit/train/checkpoint_store.h"
 #include "frit/train/early_stopping.h"
 #include "frit/train/metrics.h"
@@ -23,6 +21,7 @@
 #include "frit/train/progress.h"
 #include "frit/train/run_state.h"
 #include "frit/train/tensorboard.h"
+#include "frit/train/validation.h"
 
 namespace frit {
 namespace {
@@ -139,8 +138,8 @@ struct Trainer::Impl {
 
   std::optional<Tokenizer> tokenizer;
   TransformerConfig sizes;
-  TokenFile train_file, valid_file;
-  std::optional<Batcher> batcher, valid_batcher;
+  TokenFile train_file;
+  std::optional<Batcher> batcher;
   std::unique_ptr<Transformer> model;
   std::unique_ptr<Ema> ema;
   std::unique_ptr<TrainingStep> step;
@@ -149,14 +148,7 @@ struct Trainer::Impl {
   std::unique_ptr<TensorBoardWriter> tensorboard;
   std::optional<CheckpointStore> store, aside;  // checkpoints/, interrupted/
   std::vector<Batch> micro;                     // of one step, when several are accumulated
-  Batch valid_batch;
-  int64_t valid_count = 0;  // batches of a validation
-  // The sentences that validation translates.
-  std::vector<std::vector<int32_t>> valid_ids;
-  std::vector<std::string> valid_sources, valid_references;
-  Memory decoding_memory;
-  std::optional<Context> decoding_context;
-  std::unique_ptr<Generator> generator;
+  std::unique_ptr<Validation> validation;       // nullptr: no validation text
   Schedule schedule;
   Period stop_after, log_every, valid_every, save_every;
   RunState state;
@@ -176,7 +168,7 @@ struct Trainer::Impl {
 
   void say(std::string_view text) { progress.message(text); }
   bool stop_requested() const { return output.stop_requested && output.stop_requested(); }
-  bool has_valid() const { return valid_batcher.has_value(); }
+  bool has_valid() const { return validation != nullptr; }
   bool use_bleu() const { return config.training.early_stopping_metric == "bleu"; }
 
   // Passes over the data, the fraction of this one by sentences.
@@ -220,16 +212,12 @@ struct Trainer::Impl {
   bool do_update(Prefetcher& prefetcher);
   void show();
   void log_metrics();
-  void read_validation();
-  std::optional<std::vector<std::string>> translate_validation();
   bool validate();
   void finish_model();
 };
 
 void Trainer::Impl::open_stores() {
   const Period keep_every = config.training.keep_every.empty() ? Period{} : parse_period(config.training.keep_every);
-  if (keep_every.unit != PeriodUnit::kUpdates)
-    fail("[config] training.keep_every is {}, expected a period of updates such as 5000u", config.training.keep_every);
   CheckpointOptions options;
   options.keep_newest = config.training.keep;
   options.keep_every = std::llround(keep_every.count);
@@ -319,12 +307,7 @@ void Trainer::Impl::plan() {
       step->plan(TrainingStep::Kind::kTrain, size.source_tokens, size.target_tokens);
   else
     step->plan(TrainingStep::Kind::kTrain, config.training.batch_tokens, config.training.batch_tokens);
-  if (has_valid()) {
-    const std::vector<BatchSize> batches = valid_batcher->sizes(0);
-    valid_count = static_cast<int64_t>(batches.size());
-    for (const BatchSize& size : batches)
-      step->plan(TrainingStep::Kind::kEvaluate, size.source_tokens, size.target_tokens);
-  }
+  if (has_valid()) validation->plan(*step);
   if (!step->planned()) {
     say(fmt::format("Memory: {} parameters, gradients and optimizer; temporaries from the heap (run.attention {})",
                     mib(static_cast<size_t>(model->workspace().bytes())), config.run.attention));
@@ -430,80 +413,18 @@ void Trainer::Impl::log_metrics() {
   state.window_loss = 0, state.window_tokens = 0, state.window_seconds = now;
 }
 
-// The validation sentences that are translated, as text and as ids.
-void Trainer::Impl::read_validation() {
-  const int64_t limit = config.validation.max_sentences;
-  TextOptions options;
-  options.invalid_utf8 = config.data.invalid_utf8 == "skip" ? InvalidUtf8::kSkip : InvalidUtf8::kError;
-  ParallelReader reader(config.data.valid_source, config.data.valid_target, options);
-  std::string_view source, target;
-  int64_t cut = 0;
-  while ((limit == 0 || static_cast<int64_t>(valid_sources.size()) < limit) && reader.next(&source, &target)) {
-    valid_sources.emplace_back(source), valid_references.emplace_back(target);
-    std::vector<int32_t> ids = tokenizer->encode(Side::kSource, source);
-    const auto room = static_cast<size_t>(sizes.max_positions - 1);
-    if (ids.size() > room) ids.resize(room), ++cut;
-    ids.push_back(tokenizer->eos_id(Side::kSource));
-    valid_ids.push_back(std::move(ids));
-  }
-  if (cut > 0)
-    say(fmt::format("Validation: {} sentences are longer than the model's {} positions and are cut for translation",
-                    cut, sizes.max_positions));
-  decoding_context.emplace(pool, decoding_memory);
-}
-
-// The model's translations of them; nothing if stopping was asked for before they were done.
-std::optional<std::vector<std::string>> Trainer::Impl::translate_validation() {
-  // The weights have changed since the last validation.
-  if (generator)
-    generator->refresh();
-  else
-    generator = std::make_unique<Generator>(*decoding_context, *model);
-  GenerateOptions options = GenerateOptions::from(GenerationConfig::for_model(sizes));
-  options.beam = config.validation.beam;
-  options.penalty = LengthPenalty::kLength, options.alpha = config.validation.length_penalty;
-  std::vector<int64_t> lengths;
-  for (const auto& ids : valid_ids) lengths.push_back(static_cast<int64_t>(ids.size()));
-  std::vector<std::string> texts(valid_ids.size());
-  std::vector<GenerateInput> inputs;
-  for (const auto& group : plan_inference_batches(lengths, 2048)) {
-    if (stop_requested()) return std::nullopt;
-    inputs.clear();
-    for (const int64_t i : group) inputs.push_back({.source = valid_ids[static_cast<size_t>(i)], .prefix = {}});
-    // A model that has learnt little yet does not find the end: twice the source is enough to see that.
-    options.max_new_tokens = std::min(sizes.max_positions - 1, 2 * lengths[static_cast<size_t>(group.front())] + 10);
-    const auto found = generator->generate(inputs, options);
-    for (size_t i = 0; i < group.size(); ++i)
-      if (!found[i].empty()) texts[static_cast<size_t>(group[i])] = tokenizer->decode(found[i].front().tokens);
-  }
-  return texts;
-}
-
 // Loss, perplexity and translations of the validation text, with the averaged weights if there are any. False if
 // stopping was asked for before it was done.
 bool Trainer::Impl::validate() {
   const Clock::time_point begin = Clock::now();
   std::optional<Ema::InModel> averaged;
   if (ema) averaged.emplace(*ema);
-  Loss sum;
-  valid_batcher->seek({0, 0});
-  for (int64_t i = 0; i < valid_count; ++i) {
-    if (stop_requested()) return false;
-    valid_batcher->next(&valid_batch);
-    const Loss loss = step->evaluate(valid_batch);
-    sum.nll += loss.nll, sum.tokens += loss.tokens;
-  }
-  std::optional<std::vector<std::string>> texts;
-  if (!valid_ids.empty()) {
-    texts = translate_validation();
-    if (!texts) return false;
-  }
+  const auto result = validation->run(*step, *model, [this] { return stop_requested(); });
+  if (!result) return false;
   averaged.reset();
   MetricsEntry entry;
   entry.kind = MetricsKind::kValid;
-  if (texts) entry.bleu = corpus_bleu(*texts, valid_references).score;
-  entry.loss = sum.nll / static_cast<double>(std::max<int64_t>(1, sum.tokens));
-  entry.ppl = std::exp(*entry.loss);
+  entry.loss = result->loss, entry.ppl = result->perplexity, entry.bleu = result->bleu;
   state.valid_loss = entry.loss, state.valid_bleu = entry.bleu;
   append(entry);
   if (tensorboard) {
@@ -512,10 +433,12 @@ bool Trainer::Impl::validate() {
     tensorboard->scalar("valid/perplexity", *entry.ppl, state.updates, wall);
     if (entry.bleu) tensorboard->scalar("valid/bleu", *entry.bleu, state.updates, wall);
   }
-  for (size_t i = 0; texts && i < std::min(texts->size(), static_cast<size_t>(config.validation.samples)); ++i) {
+  const auto samples = std::min(result->translations.size(), static_cast<size_t>(config.validation.samples));
+  for (size_t i = 0; i < samples; ++i) {
     MetricsEntry sample;
     sample.kind = MetricsKind::kSample;
-    sample.source = valid_sources[i], sample.reference = valid_references[i], sample.hypothesis = (*texts)[i];
+    sample.source = validation->sources()[i], sample.reference = validation->references()[i];
+    sample.hypothesis = result->translations[i];
     append(sample);
     if (tensorboard)
       tensorboard->text(fmt::format("sample/{}", i + 1),
@@ -611,36 +534,45 @@ TrainResult Trainer::Impl::train() {
   check_before_preparing(config);
   stop_after = parse_period(t.stop_after), log_every = parse_period(t.log_every);
   valid_every = parse_period(t.valid_every), save_every = parse_period(t.save_every);
-  if (use_bleu() && (config.data.valid_source.empty() || !config.validation.bleu))
-    fail("[config] training.early_stopping_metric is bleu, which needs data.valid_source and validation.bleu = true");
   const RunLock lock(run);
   open_stores();
   const Say sink = [this](std::string_view text) { say(text); };
+  const StopRequested stop = [this] { return stop_requested(); };
+  const auto stopped_preparing = [&] {
+    progress.finish();
+    say("Stopped while preparing; run again to go on");
+    return result(TrainEnd::kInterrupted);
+  };
 
   const auto checkpoint = find_checkpoint();
-  tokenizer = prepare_tokenizer(config, run, checkpoint.has_value(), sink);
-  if (stop_requested()) return result(TrainEnd::kInterrupted);
-  train_file =
-      prepare_tokens(config, run, "train", config.data.train_source, config.data.train_target, *tokenizer, pool, sink);
+  tokenizer = prepare_tokenizer(config, run, checkpoint.has_value(), sink, stop);
+  if (stop_requested()) return stopped_preparing();
+  TokenFile valid_file;
+  try {
+    train_file = prepare_tokens(config, run, "train", config.data.train_source, config.data.train_target, *tokenizer,
+                                pool, sink, stop);
+    if (!config.data.valid_source.empty())
+      valid_file = prepare_tokens(config, run, "valid", config.data.valid_source, config.data.valid_target, *tokenizer,
+                                  pool, sink, stop);
+  } catch (const BuildStopped&) {
+    return stopped_preparing();
+  }
   batcher.emplace(train_file, train_batches(config, train_file, *tokenizer), &*tokenizer);
   say("Batches: " + batcher->counts().to_string(batcher->options()));
   sizes = model_config(config, *tokenizer);
-  if (!config.data.valid_source.empty()) {
-    valid_file = prepare_tokens(config, run, "valid", config.data.valid_source, config.data.valid_target, *tokenizer,
-                                pool, sink);
-    valid_batcher.emplace(valid_file, valid_batches(config, sizes, valid_file));
-    if (valid_batcher->counts().used() != valid_batcher->counts().sentences)
-      say("Validation: " + valid_batcher->counts().to_string(valid_batcher->options()));
-    if (config.validation.bleu) read_validation();
-  }
-  if (stop_requested()) return result(TrainEnd::kInterrupted);
+  if (!config.data.valid_source.empty())
+    validation = std::make_unique<Validation>(config, sizes, *tokenizer, std::move(valid_file), pool, sink);
+  if (stop_requested()) return stopped_preparing();
   state.tokenizer_hash = tokenizer->hash();
   state.train_hash = train_file.body_hash();
-  state.valid_hash = has_valid() ? valid_file.body_hash() : 0;
+  state.valid_hash = has_valid() ? validation->body_hash() : 0;
 
   std::string reason;
   if (!sizes.marian_compatible(&reason))
-    say(fmt::format("Note: transformers cannot load this model ({}); Frit can", reason));
+    say(
+        fmt::format("Note: transformers cannot load this model ({}); Frit can. It is saved as model_type {}: forced "
+                    "through MarianMTModel it would translate nonsense",
+                    reason, sizes.model_type()));
   model = std::make_unique<Transformer>(sizes, training_options(config));
   say(fmt::format("Model: {} parameters, {}; {}, {} threads", format_count(model->workspace().layout().parameters()),
                   config.model.init_from.empty() ? config.model.preset : config.model.init_from, t.precision,
@@ -717,6 +649,15 @@ TrainResult Trainer::Impl::train() {
       due = false;
     }
     if (period_passed(save_every, before, now) && saved_attempts != state.attempts) save(false);
+  }
+  if (end == TrainEnd::kFinished && !period_reached(stop_after, here()) && state.updates > 0) {
+    const double rate = learning_rate(schedule, state.updates);
+    if (schedule.total_steps > 0 && rate > schedule.floor)
+      say(
+          fmt::format("Note: training.stop_after_seconds came at update {} of {}: the {} schedule was cut off at a "
+                      "learning rate of {:.3g}, above its end, {:.3g}",
+                      format_count(state.updates), format_count(schedule.total_steps), schedule_name(schedule.kind),
+                      rate, schedule.floor));
   }
   log_metrics();
   if (has_valid() && state.validated != state.attempts) {

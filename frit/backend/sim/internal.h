@@ -168,7 +168,6 @@ class Machine {
   uint32_t releases = 0;
   int64_t block_barriers = 0, most_barriers = 0;
   std::exception_ptr error;
-  std::unique_ptr<unsigned char[]> shared_store;
   unsigned char* shared = nullptr;  // 256-byte aligned
   Cell* shared_cells = nullptr;     // one for two bytes
 
@@ -179,7 +178,8 @@ class Machine {
   int fresh = 0, ended = 0, at_barrier = 0;
   std::array<uint16_t, 1024> ready;
   uint32_t ready_head = 0, ready_tail = 0;
-  const Thread* barrier_first = nullptr;
+  const Thread* barrier_first = nullptr;  // the first that came to the barrier, and where
+  std::source_location barrier_where;
 
   Fiber main;
   std::vector<std::unique_ptr<Fiber>> fibers;
@@ -197,6 +197,8 @@ class Machine {
   void switch_to(Fiber& to);
   Fiber& free_fiber();
   void reset_fibers();
+  void drop_fibers();
+  void enter_main();  // the stack that launch() runs on
   void next_serial();
   void meet(uint32_t mask, const char* what, const void* value, int bytes);
   void complete_warp_barrier(Warp& warp, uint32_t mask);
@@ -222,6 +224,5 @@ class Machine {
 
 // The machine whose kernel runs on this thread of the operating system.
 Machine& running_machine();
-void entry_of_fibers();
 
 }  // namespace frit::sim

@@ -54,7 +54,7 @@ Machine::~Machine() {
     else
       std::free(p);
   }
-  for (auto& fiber : fibers) munmap(fiber->stack, fiber->stack_bytes);
+  drop_fibers();
   std::free(shared);
   std::free(shared_cells);
 }

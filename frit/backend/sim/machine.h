@@ -5,6 +5,7 @@
 // limits; a global access before wait_for_previous(). Kernels use it through the words of frit/simt alone.
 #pragma once
 #include <cstdint>
+#include <source_location>
 #include <stdexcept>
 #include <string>
 
@@ -95,7 +96,7 @@ extern constinit thread_local const Place* place_of_thread [[gnu::tls_model("ini
 inline const Place& place() {
   return *detail::place_of_thread;
 }
-void barrier();
+void barrier(const std::source_location& where);
 void warp_barrier(uint32_t mask);
 void wait_for_previous();
 // After this the block is ordered behind all other blocks' accesses that came before their own call (last block done).

@@ -1,24 +1,17 @@
 // The simulator's threads: fibers, barriers and warp collectives.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <bit>
 
-#include <boost/context/detail/fcontext.hpp>
 #include <cstring>
-#include <new>
 #include <string_view>
+#include <utility>
 
 #include "frit/backend/sim/internal.h"
 #include "frit/core/error.h"
 
 namespace frit::sim {
 
-namespace context = boost::context::detail;
-
 namespace {
-
-constexpr size_t kStackBytes = 64 * 1024;
 
 [[gnu::tls_model("initial-exec")]] constinit thread_local Machine* machine_of_thread = nullptr;
 
@@ -34,9 +27,10 @@ std::string lanes_text(uint32_t mask) {
   return (count == 1 ? "lane " : "lanes ") + text;
 }
 
-void enter_fiber(context::transfer_t from) {
-  static_cast<Fiber*>(from.data)->context = from.fctx;
-  machine_of_thread->run_threads();
+std::string place_text(const std::source_location& where) {
+  const std::string_view file = where.file_name();
+  const size_t root = file.rfind("frit/");
+  return fmt::format("{} line {}", file.substr(root == std::string_view::npos ? 0 : root), where.line());
 }
 
 }  // namespace
@@ -47,40 +41,6 @@ Machine& running_machine() {
   return *machine_of_thread;
 }
 
-void Machine::switch_to(Fiber& to) {
-  Fiber* from = running;
-  running = &to;
-  const context::transfer_t back = context::jump_fcontext(to.context, from);
-  static_cast<Fiber*>(back.data)->context = back.fctx;
-}
-
-Fiber& Machine::free_fiber() {
-  if (free_fibers.empty()) {
-    auto fiber = std::make_unique<Fiber>();
-    fiber->stack_bytes = kStackBytes;
-    void* stack =
-        mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (stack == MAP_FAILED) throw std::bad_alloc();
-    fiber->stack = static_cast<char*>(stack);
-    free_fibers.push_back(fiber.get());
-    fibers.push_back(std::move(fiber));
-  }
-  Fiber* fiber = free_fibers.back();
-  free_fibers.pop_back();
-  if (!fiber->context) {
-    // Stacks begin at different offsets, else they all fall into the same sets of the caches.
-    const size_t colour = (reinterpret_cast<uintptr_t>(fiber->stack) / kStackBytes) % 32 * 320;
-    fiber->context =
-        context::make_fcontext(fiber->stack + fiber->stack_bytes - colour, fiber->stack_bytes - colour, enter_fiber);
-  }
-  return *fiber;
-}
-
-void Machine::reset_fibers() {
-  free_fibers.clear();
-  for (auto& fiber : fibers) fiber->context = nullptr, free_fibers.push_back(fiber.get());
-}
-
 void Machine::launch() {
   Machine* outer = machine_of_thread;
   machine_of_thread = this;
@@ -89,7 +49,7 @@ void Machine::launch() {
   launch_floor = static_cast<Record>(serial + 1) << kSerialShift;
   blocks_done = 0, most_barriers = 0;
   begin_block();
-  running = &main;
+  enter_main();
   switch_to(free_fiber());
   detail::place_of_thread = nullptr;
   machine_of_thread = outer;
@@ -152,8 +112,8 @@ void Machine::end_thread() {
   Thread& t = *current;
   Warp& warp = *t.warp;
   if (at_barrier) {
-    fault(fmt::format("ends, while {} of {} threads wait at barrier() (first thread {})", at_barrier, thread_total,
-                      barrier_first->place.thread));
+    fault(fmt::format("ends, while {} of {} threads wait at the barrier() of {} (first thread {})", at_barrier,
+                      thread_total, place_text(barrier_where), barrier_first->place.thread));
   }
   for (int i = 0; i < warp.meetings; ++i)
     if (warp.meeting[i].mask & t.bit)
@@ -241,7 +201,7 @@ void release_to_last_block() {
   if (m.releases < kMaxRelease) ++m.releases;
 }
 
-void barrier() {
+void barrier(const std::source_location& where) {
   Machine& m = running_machine();
   Thread& me = *m.current;
   Warp& warp = *me.warp;
@@ -249,8 +209,18 @@ void barrier() {
     if (warp.meeting[i].mask & me.bit)
       m.fault(fmt::format("comes to barrier(), while {} of its warp wait for it at {}",
                           lanes_text(warp.meeting[i].arrived), warp.meeting[i].what));
-  if (m.ended) m.fault(fmt::format("waits at barrier(), but {} of {} threads have ended", m.ended, m.thread_total));
-  if (m.at_barrier == 0) m.barrier_first = &me;
+  if (m.ended)
+    m.fault(fmt::format("waits at the barrier() of {}, but {} of {} threads have ended", place_text(where), m.ended,
+                        m.thread_total));
+  if (m.at_barrier == 0) {
+    m.barrier_first = &me, m.barrier_where = where;
+  } else if (where.line() != m.barrier_where.line() ||
+             (where.file_name() != m.barrier_where.file_name() &&
+              std::string_view(where.file_name()) != m.barrier_where.file_name())) {
+    m.fault(fmt::format("comes to the barrier() of {}, while {} of {} threads wait at that of {} (first thread {})",
+                        place_text(where), m.at_barrier, m.thread_total, place_text(m.barrier_where),
+                        m.barrier_first->place.thread));
+  }
   if (++m.at_barrier < m.thread_total) {
     warp.at_barrier |= me.bit;
     m.suspend();
@@ -299,27 +269,26 @@ constexpr const char* kWarpBarrier = "warp_barrier";
 void Machine::meet(uint32_t mask, const char* what, const void* value, int bytes) {
   Thread& me = *current;
   Warp& warp = *me.warp;
+  if (!(mask & me.bit)) [[unlikely]]
+    fault(
+        fmt::format("calls {} with the mask {:#010x}, which lacks its own lane {}", what, mask, me.place.thread & 31));
   Meeting* meeting = nullptr;
   for (int i = 0; i < warp.meetings; ++i) {
     Meeting& other = warp.meeting[i];
-    if (other.mask == mask && other.what == what && other.bytes == bytes) {
-      meeting = &other;
-    } else if (other.mask & mask) {
-      if (other.mask != mask)
-        fault(fmt::format("comes to {} with the mask {:#010x}, while {} of its warp wait at {} with the mask {:#010x}",
-                          what, mask, lanes_text(other.arrived), other.what, other.mask));
-      if (std::string_view(other.what) == what && other.bytes == bytes) {
-        meeting = &other;
-        continue;
-      }
-      fault(fmt::format("comes to {} of {} bytes, while {} of its warp wait at {} of {} bytes", what, bytes,
-                        lanes_text(other.arrived), other.what, other.bytes));
+    if (other.mask != mask) {
+      // Lanes that wait for this one, and that it would wait for at another place. The others may come later, both
+      // ways.
+      if (!(other.mask & me.bit) || !(other.arrived & mask)) continue;
+      fault(fmt::format(
+          "comes to {} with the mask {:#010x}, while {} of its warp wait for it at {} with the mask {:#010x}", what,
+          mask, lanes_text(other.arrived), other.what, other.mask));
     }
+    if ((other.what != what && std::string_view(other.what) != what) || other.bytes != bytes)
+      fault(fmt::format("comes to {} of {} bytes, while {} of its warp wait for it at {} of {} bytes", what, bytes,
+                        lanes_text(other.arrived), other.what, other.bytes));
+    meeting = &other;
   }
   if (!meeting) {
-    if (!(mask & me.bit))
-      fault(fmt::format("calls {} with the mask {:#010x}, which lacks its own lane {}", what, mask,
-                        me.place.thread & 31));
     if (mask & ~warp.lanes)
       fault(fmt::format(
           "calls {} with the mask {:#010x}: the mask names lanes that do not exist in a block of {} threads", what,
@@ -340,9 +309,6 @@ void Machine::meet(uint32_t mask, const char* what, const void* value, int bytes
       warp.free_slots.pop_back();
       meeting->slots->holders = std::popcount(mask);
     }
-  } else if (!(mask & me.bit)) {
-    fault(
-        fmt::format("calls {} with the mask {:#010x}, which lacks its own lane {}", what, mask, me.place.thread & 31));
   }
   if (bytes) {
     if (me.slots && --me.slots->holders == 0) warp.free_slots.push_back(me.slots);

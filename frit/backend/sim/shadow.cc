@@ -63,8 +63,8 @@ inline Trouble note_all(Machine& m, Cell* cells, int count, Record mine, Record 
   }
   return Trouble::kNone;
 }
-inline Trouble note_any(Machine& m, Cell* cells, int count, Record mine, Record floor, bool written,
-                        Access access, int& at) {
+inline Trouble note_any(Machine& m, Cell* cells, int count, Record mine, Record floor, bool written, Access access,
+                        int& at) {
   switch (access) {
     case Access::kRead:
       return note_all<Access::kRead>(m, cells, count, mine, floor, written, at);
@@ -114,14 +114,18 @@ void Machine::fault(const std::string& what) const {
 }
 
 std::string Machine::who(Record r) const {
-  const auto run = std::upper_bound(block_serials.begin(), block_serials.end(), serial_of(r)) - block_serials.begin() - 1;
+  const auto run =
+      std::upper_bound(block_serials.begin(), block_serials.end(), serial_of(r)) - block_serials.begin() - 1;
   const int64_t index = order == Order::kForward ? run : blocks - 1 - run;
   switch (scope_of(r)) {
-    case kOneThread: return fmt::format("thread {} of block {}", thread_of(r), index);
+    case kOneThread:
+      return fmt::format("thread {} of block {}", thread_of(r), index);
     case kOneWarp:
       if (serial_of(r) != serial) break;  // its lane set is gone
-      return fmt::format("several threads of warp {} of block {}", lane_sets[static_cast<size_t>(thread_of(r))].warp, index);
-    default: break;
+      return fmt::format("several threads of warp {} of block {}", lane_sets[static_cast<size_t>(thread_of(r))].warp,
+                         index);
+    default:
+      break;
   }
   return fmt::format("several threads, the last of block {},", index);
 }
@@ -137,8 +141,10 @@ bool Machine::ordered(Record r) const {
   const Warp& warp = *current->warp;
   const uint32_t time = time_of(r);
   switch (scope) {
-    case kBlocks: return thread_of(r) == me;
-    case kOneBlock: return false;
+    case kBlocks:
+      return thread_of(r) == me;
+    case kOneBlock:
+      return false;
     case kOneThread: {
       const int thread = thread_of(r);
       if (thread == me) return true;
@@ -175,7 +181,8 @@ Record Machine::widened(Record old, Record mine) {
   } else {
     uint16_t& next = alone ? pair_of_thread[thread] : lane_sets[thread].next;
     set = next;
-    if (set < 32 || set >= static_cast<size_t>(lane_set_count) || lane_sets[set].lanes != lanes || lane_sets[set].warp != warp) {
+    if (set < 32 || set >= static_cast<size_t>(lane_set_count) || lane_sets[set].lanes != lanes ||
+        lane_sets[set].warp != warp) {
       if (lane_set_count < 1024) {
         set = static_cast<size_t>(lane_set_count++);
         lane_sets[set] = {lanes, static_cast<uint16_t>(warp), 0};

@@ -1,6 +1,9 @@
 #include "frit/ops/attention/attention.h"
 
 #include "frit/ops/attention/cpu.h"
+#include "frit/ops/attention/gpu.h"
+
+#include <algorithm>
 
 namespace frit {
 namespace {
@@ -8,7 +11,7 @@ namespace {
 void check_offsets(const Context& context, const Tensor& offsets, int64_t tokens, const char* name) {
   FRIT_CHECK(offsets.dtype() == DType::kI32 && offsets.rank() == 1 && offsets.dim(0) >= 1 && offsets.contiguous(),
              "[attention] {} is {}, expected i32 [sequences + 1]", name, offsets.to_string());
-  if (context.planning()) return;
+  if (context.planning() || context.on_gpu()) return;  // a GPU's numbers cannot be read here
   const int32_t* at = offsets.data<int32_t>();
   const int64_t sequences = offsets.dim(0) - 1;
   FRIT_CHECK(at[0] == 0 && at[sequences] == tokens, "[attention] {} go from {} to {}, expected 0 to {}", name, at[0],
@@ -26,8 +29,11 @@ void check_like(const Tensor& t, const Tensor& model, const char* name, const ch
 void check(const Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse) {
   const Tensor& q = args.q;
   FRIT_CHECK(q.rank() == 3 && q.dim(2) >= 1, "[attention] q is {}, expected [tokens, N, D] with D >= 1", q.to_string());
-  FRIT_CHECK(q.dtype() == DType::kF32 || q.dtype() == DType::kBF16, "[attention] q is {}, expected f32 or bf16",
+  FRIT_CHECK(q.dtype() == DType::kF32 || is_16bit_float(q.dtype()), "[attention] q is {}, expected f32, bf16 or f16",
              q.to_string());
+  FRIT_CHECK(q.dtype() != DType::kF16 || context.on_gpu(), "[attention] f16 needs a GPU");
+  FRIT_CHECK(args.max_q >= 0 && args.max_k >= 0, "[attention] max_q is {}, max_k {}, expected 0 or more", args.max_q,
+             args.max_k);
   FRIT_CHECK(
       args.k.rank() == 3 && args.k.dim(1) == q.dim(1) && args.k.dim(2) == q.dim(2) && args.k.dtype() == q.dtype(),
       "[attention] k is {}, q is {}", args.k.to_string(), q.to_string());
@@ -41,25 +47,75 @@ void check(const Context& context, const AttentionArgs& args, const Tensor& out,
              args.q_offsets.to_string(), args.k_offsets.to_string());
 }
 
-// Which implementation runs: the forced one, or "flash". Errors: std::invalid_argument for a name that does not exist.
-bool choose_flash(const Context& context) {
+// One way to compute attention. The first of kImplementations that is of the context's device and does not refuse runs.
+struct Implementation {
+  const char* name;
+  bool cpu, gpu;
+  std::string (*refuses)(const Context& context, const AttentionArgs& args);  // why; "" if it does not
+  void (*forward)(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse);
+  void (*backward)(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse,
+                   const Tensor& dout, const Tensor& dq, const Tensor& dk, const Tensor& dv);
+};
+
+std::string accepts_all(const Context&, const AttentionArgs&) {
+  return "";
+}
+std::string short_refuses(const Context&, const AttentionArgs& args) {
+  const int64_t d = args.q.dim(2), max_q = attention_longest(args.max_q, args.q),
+                max_k = attention_longest(args.max_k, args.k);
+  const auto too_long = [](const char* what, int64_t longest, int64_t given) {
+    return fmt::format("short: {} {}{}, at most {}", longest, what,
+                       given == 0 ? " (the number of tokens, as the longest sequence is not given)" : "",
+                       kAttentionShortLongest);
+  };
+  if (d != 32 && d != 64 && d != 128) return fmt::format("short: head width {}, expected 32, 64 or 128", d);
+  if (max_q > kAttentionShortLongest) return too_long("queries", max_q, args.max_q);
+  if (max_k > kAttentionShortLongest) return too_long("keys", max_k, args.max_k);
+  return "";
+}
+std::string materialised_refuses(const Context& context, const AttentionArgs&) {
+  return context.on_gpu() ? "materialised: needs gemm, which has no GPU kernels yet" : "";
+}
+
+constexpr Implementation kImplementations[] = {
+    {"short", false, true, short_refuses, attention_short_forward_gpu, attention_short_backward_gpu},
+    {"flash", true, false, accepts_all, attention_flash_forward_cpu, attention_flash_backward_cpu},
+    {"materialised", true, true, materialised_refuses, attention_materialised_forward,
+     [](Context& context, const AttentionArgs& args, const Tensor&, const Tensor& lse, const Tensor& dout,
+        const Tensor& dq, const Tensor& dk,
+        const Tensor& dv) { attention_materialised_backward(context, args, lse, dout, dq, dk, dv); }},
+};
+
+// Which implementation runs. One that comes first but refuses is told of, with its reason.
+// Errors: std::invalid_argument if the forced one does not exist on this device or refuses, or if all refuse.
+const Implementation& choose(Context& context, const AttentionArgs& args) {
   const std::string_view forced = context.forced("attention");
-  FRIT_CHECK(forced.empty() || forced == "flash" || forced == "materialised",
-             "[attention] there is no implementation \"{}\", expected flash or materialised", forced);
-  return forced != "materialised";
+  std::string names, reasons;
+  for (const Implementation& implementation : kImplementations) {
+    if (context.on_gpu() ? !implementation.gpu : !implementation.cpu) continue;
+    names += (names.empty() ? "" : ", ") + std::string(implementation.name);
+    if (!forced.empty() && forced != implementation.name) continue;
+    const std::string reason = implementation.refuses(context, args);
+    if (reason.empty()) {
+      if (!reasons.empty()) context.notice(fmt::format("attention: {} runs, since {}", implementation.name, reasons));
+      context.note_used("attention", implementation.name);
+      return implementation;
+    }
+    reasons += (reasons.empty() ? "" : "; ") + reason;
+  }
+  FRIT_CHECK(!reasons.empty(), "[attention] there is no implementation \"{}\", expected one of {}", forced, names);
+  fail_argument("[attention] q {}, k {}: {}", args.q.to_string(), args.k.to_string(), reasons);
 }
 
 }  // namespace
 
+int64_t attention_longest(int64_t given, const Tensor& t) {
+  return given > 0 ? std::min(given, t.dim(0)) : t.dim(0);
+}
+
 void attention_forward(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse) {
   check(context, args, out, lse);
-  if (choose_flash(context)) {
-    context.note_used("attention", "flash");
-    attention_flash_forward_cpu(context, args, out, lse);
-  } else {
-    context.note_used("attention", "materialised");
-    attention_materialised_forward(context, args, out, lse);
-  }
+  choose(context, args).forward(context, args, out, lse);
 }
 
 void attention_backward(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse,
@@ -69,13 +125,7 @@ void attention_backward(Context& context, const AttentionArgs& args, const Tenso
   check_like(dq, args.q, "dq", "q");
   check_like(dk, args.k, "dk", "k");
   check_like(dv, args.k, "dv", "k");
-  if (choose_flash(context)) {
-    context.note_used("attention", "flash");
-    attention_flash_backward_cpu(context, args, out, lse, dout, dq, dk, dv);
-  } else {
-    context.note_used("attention", "materialised");
-    attention_materialised_backward(context, args, lse, dout, dq, dk, dv);
-  }
+  choose(context, args).backward(context, args, out, lse, dout, dq, dk, dv);
 }
 
 }  // namespace frit

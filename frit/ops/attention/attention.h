@@ -12,6 +12,9 @@ struct AttentionArgs {
   bool causal = false;  // query i of a sequence of Lq sees keys j <= i + (Lk - Lq)
   float scale = 1;      // usually 1/sqrt(D)
   Dropout dropout;      // on the probabilities: element (packed query row, key index within its sequence) of head n
+  // Longest query and key sequence, which the host must know on a GPU, where lengths are device data; the CPU needs
+  // neither. 0: not known; then the number of tokens is what a GPU goes by.
+  int64_t max_q = 0, max_k = 0;
 };
 
 // Math: out[i] = sum_j dropout(softmax_j(scale * q[i].k[j])) * v[j] for each head; lse[i] = log sum exp of the scaled
@@ -20,11 +23,18 @@ struct AttentionArgs {
 //
 // Shapes: out [q_tokens, N, D]; lse f32 [q_tokens, N].
 //
-// Implementations: "flash" (blocked, scores never written to memory; the default) and "materialised" (the papers' form:
-// heads split, then for each sequence a product, softmax, a product, holding its N * Lq * Lk scores; it reads the
-// offsets in planning mode, too). Force one with Context::force("attention", ...).
+// Implementations: on the CPU "flash" (blocked, scores never written to memory; the default) and "materialised" (the
+// papers' form: heads split, then for each sequence a product, softmax, a product, holding its N * Lq * Lk scores; it
+// reads the offsets in planning mode, too). On a GPU "short" (gpu.h: one kernel, scores never written to memory;
+// sequences of up to 256 queries and keys, head widths 32, 64 and 128). Force one with Context::force("attention",
+// ...).
 //
-// Errors: std::invalid_argument if shapes or dtypes do not fit or offsets do not rise.
+// On a GPU rows past the last sequence are padding of a bucket: out and all gradients there are written as 0, lse as
+// -inf. Offsets are not checked there: queries and keys that lie past max_q and max_k of their sequence or outside of
+// the tensors are not touched.
+//
+// Errors: std::invalid_argument if shapes or dtypes do not fit, if offsets do not rise (CPU), if the forced
+// implementation refuses, or if all do; the message has their reasons.
 void attention_forward(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse);
 
 // Gradients of q, k and v. Scores are computed again from q, k and lse.

@@ -136,6 +136,106 @@ TEST(Attention, RefusesWhatDoesNotFit) {
   refuses([](AttentionArgs&, Tensor&, Tensor&) {});
 }
 
+// What implementations refuse on a GPU (or in the simulator), and say. Nothing runs: the context plans.
+struct OnGpu {
+  std::unique_ptr<Gpu> gpu = make_gpu();
+  ThreadPool pool{1};
+  Memory memory{gpu.get()};
+  Context context{pool, memory, gpu.get()};
+
+  // The message of attention_forward for sequences of `length` in `tokens` tokens; "" if it accepts.
+  std::string forward(int64_t tokens, int64_t d, int64_t length, DType dtype = DType::kBF16) {
+    const auto tensor = [&](DType type, Shape shape) { return Tensor(nullptr, type, shape, gpu->device()); };
+    AttentionArgs a;
+    a.q = a.k = a.v = tensor(dtype, {tokens, 2, d});
+    a.q_offsets = a.k_offsets = tensor(DType::kI32, {5});
+    a.max_q = a.max_k = length;
+    std::string message;
+    memory.begin_recording();
+    try {
+      attention_forward(context, a, tensor(dtype, {tokens, 2, d}), tensor(DType::kF32, {tokens, 2}));
+    } catch (const std::invalid_argument& error) {
+      message = error.what();
+    }
+    memory.end_recording();
+    return message;
+  }
+};
+
+TEST(AttentionGpu, ShortIsTheDefaultAndSaysWhatItRefuses) {
+  OnGpu on;
+  EXPECT_EQ(on.forward(1000, 64, 256), "");
+  EXPECT_EQ(on.context.used("attention"), "short");
+  EXPECT_EQ(on.forward(1000, 32, 1, DType::kF16), "");
+  EXPECT_EQ(on.forward(200, 128, 0), "");  // no sequence is longer than all tokens
+  EXPECT_NE(on.forward(1000, 64, 300).find("short: 300 queries, at most 256"), std::string::npos);
+  EXPECT_NE(on.forward(1000, 64, 300).find("materialised: needs gemm"), std::string::npos);
+  EXPECT_NE(on.forward(1000, 64, 0).find("short: 1000 queries (the number of tokens"), std::string::npos);
+  EXPECT_NE(on.forward(10, 40, 5).find("short: head width 40, expected 32, 64 or 128"), std::string::npos);
+  EXPECT_NE(on.forward(10, 64, -1).find("max_q is -1"), std::string::npos);
+}
+
+TEST(AttentionGpu, AForcedNameIsOfThisDeviceOrThrows) {
+  OnGpu on;
+  on.context.force("attention", "short");
+  EXPECT_EQ(on.forward(100, 64, 30), "");
+  const std::string refusal = on.forward(1000, 64, 257);
+  EXPECT_NE(refusal.find("short: 257 queries"), std::string::npos);
+  EXPECT_EQ(refusal.find("materialised"), std::string::npos);
+  on.context.force("attention", "materialised");
+  EXPECT_NE(on.forward(100, 64, 30).find("materialised: needs gemm"), std::string::npos);
+  on.context.force("attention", "flash");
+  EXPECT_NE(on.forward(100, 64, 30).find("no implementation \"flash\", expected one of short, materialised"),
+            std::string::npos);
+}
+
+TEST(Attention, ShortNeedsAGpuAndSoDoesF16) {
+  ThreadPool pool(1);
+  Memory memory;
+  Context context(pool, memory);
+  Packed p(2, 4, {{1, 3}, {2, 2}});
+  context.force("attention", "short");
+  EXPECT_THROW(attention_forward(context, p.args(false), p.out_tensor(), p.lse_tensor()), std::invalid_argument);
+  context.force("attention", "");
+  const auto half = [](const Tensor& t) { return Tensor(t.raw(), DType::kF16, t.shape()); };
+  AttentionArgs a = p.args(false);
+  a.q = half(a.q), a.k = half(a.k), a.v = half(a.v);
+  EXPECT_THROW(attention_forward(context, a, half(p.out_tensor()), p.lse_tensor()), std::invalid_argument);
+}
+
+// Offsets that lie: nothing outside of the tensors and of what the bounds promise is touched (the simulator would fault
+// on it), and what is written is finite.
+TEST(AttentionGpu, WrongOffsetsTouchNoForeignMemory) {
+  OnGpu on;
+  constexpr int64_t kTokens = 40, kWidth = 32;
+  const auto buffer = [&](DType dtype, Shape shape) {
+    Buffer b = on.context.allocate(shape, dtype, "test");
+    const std::vector<char> zeros(b->bytes());
+    on.gpu->upload(b->raw(), zeros.data(), zeros.size());
+    return b;
+  };
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    Buffer q = buffer(dtype, {kTokens, 1, kWidth}), out = buffer(dtype, {kTokens, 1, kWidth}),
+           dq = buffer(dtype, {kTokens, 1, kWidth}), dk = buffer(dtype, {kTokens, 1, kWidth}),
+           dv = buffer(dtype, {kTokens, 1, kWidth}), lse = buffer(DType::kF32, {kTokens, 1}),
+           offsets = buffer(DType::kI32, {5});
+    AttentionArgs a;
+    a.q = a.k = a.v = q;
+    a.q_offsets = a.k_offsets = offsets;
+    a.max_q = a.max_k = 16;
+    for (const std::vector<int32_t>& wrong :
+         {std::vector<int32_t>{0, 100, 200, 300, 400}, {-5, 3, 2, 50, 7}, {0, 40, 0, 40, 0}, {39, 40, 41, -1, 17}}) {
+      on.gpu->upload(offsets->raw(), wrong.data(), wrong.size() * 4);
+      attention_forward(on.context, a, out, lse);
+      attention_backward(on.context, a, out, lse, q, dq, dk, dv);
+      on.gpu->synchronize();
+      std::vector<char> bytes(out->bytes());
+      on.gpu->download(bytes.data(), out->raw(), bytes.size());
+      for (char byte : bytes) ASSERT_EQ(byte, 0);  // averages of zeros
+    }
+  }
+}
+
 // The case table runs on the widest target of this machine; the narrower ones have other tails.
 TEST(Attention, EverySimdTargetPasses) {
   const int64_t supported = hwy::SupportedTargets();
@@ -147,7 +247,7 @@ TEST(Attention, EverySimdTargetPasses) {
     for (const OpTable& table : op_tables()) {
       if (table.op != "attention" && table.op != "softmax" && table.op != "heads") continue;
       for (size_t i = 0; i < table.cases.size(); i += 5)
-        if (table.cases[i].test && table.cases[i].inputs[0].row_stride < 1000)
+        if (table.cases[i].test && table.cases[i].where != Where::kGpu && table.cases[i].inputs[0].row_stride < 1000)
           for (const std::string& failure : check_case(table.cases[i]))
             ADD_FAILURE() << hwy::TargetName(target) << " " << table.op << " " << table.cases[i].name << ": "
                           << failure;

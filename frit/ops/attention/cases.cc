@@ -3,6 +3,7 @@
 
 #include "frit/ops/attention/attention.h"
 #include "frit/ops/attention/cpu.h"
+#include "frit/ops/attention/gpu.h"
 #include "frit/ops/case.h"
 
 namespace frit {
@@ -16,10 +17,48 @@ struct Problem {
   float p_drop = 0;
   DType dtype = DType::kF32;
   const char* variant = "flash";
-  int64_t stride = 0;  // of q, k and v and their gradients; 0: contiguous
-  double gain = 1;     // deviation of q and k: larger makes sharper softmax
-  float scale = 0;     // 0: 1/sqrt(d)
+  int64_t stride = 0;              // of q, k and v and their gradients; 0: contiguous
+  double gain = 1;                 // deviation of q and k: larger makes sharper softmax
+  float scale = 0;                 // 0: 1/sqrt(d)
+  int64_t q_tail = 0, k_tail = 0;  // rows past the last sequence, which hold NaN (GPU)
+  int64_t bound = 0;               // max_q and max_k; 0: the longest sequences
+  bool instances = false;          // force every block shape
 };
+
+// The short kernels' budgets, by what each block reads. Only 16-bit types for backward.
+void set_gpu_budgets(const Problem& p, int64_t max_q, int64_t max_k, OpCase& c) {
+  const int64_t sequences = static_cast<int64_t>(p.q_lengths.size()), n = p.n, e = size_of(p.dtype);
+  const bool f32 = p.dtype == DType::kF32;
+  const int64_t row = p.d * e, offsets = 4 * 4;  // a thread reads four offsets, in blocks of a tail one a tensor
+  const int64_t tile = f32 ? 16 : attention_short_tile(sequences, n, max_q), threads = f32 ? 128 : 2 * tile;
+  const int64_t warps = attention_short_backward_warps(max_q, max_k);
+  int64_t tq = p.q_tail, tk = p.k_tail, forward = 0, backward = 0, most_keys = 0, any = 0;
+  for (int64_t s = 0; s < sequences; ++s) {
+    const int64_t lq = p.q_lengths[s], lk = p.k_lengths[s];
+    tq += lq, tk += lk, any += lq + lk;
+    for (int64_t first = 0; first < lq; first += tile) {
+      const int64_t rows = std::min(tile, lq - first);
+      const int64_t keys = p.causal ? std::clamp<int64_t>(first + rows + lk - lq, 0, lk) : lk;
+      forward += (rows + 2 * keys) * row, most_keys = std::max(most_keys, keys);
+    }
+    backward += (3 * lq + 2 * lk) * row + lq * 4;
+  }
+  const bool launched = tq * n > 0;
+  const int64_t tiles = (max_q + tile - 1) / tile;
+  GpuBudget& f = c.forward_gpu;
+  f.launches = launched, f.atomics = 0, f.scratch_bytes = 0;
+  f.barriers = !launched ? 0 : f32 ? std::max<int64_t>(0, (most_keys + 31) / 32 * 2 - 1) : forward > 0;
+  f.read_bytes =
+      !launched ? 0 : n * forward + sequences * tiles * n * threads * offsets + kAttentionTailBlocks * threads * 4;
+  f.written_bytes = tq * n * (row + 4);
+  GpuBudget& b = c.backward_gpu;
+  b.launches = (tq + tk) * n > 0, b.atomics = 0, b.scratch_bytes = 0;
+  b.written_bytes = (tq + 2 * tk) * n * row;
+  if (f32 || (p.d == 128 && (max_q > 128 || max_k > 128))) return;  // rows are read once for each tile of the others
+  b.barriers = any * n > 0;
+  b.read_bytes =
+      b.launches == 0 ? 0 : n * backward + sequences * n * warps * 32 * offsets + kAttentionTailBlocks * warps * 32 * 8;
+}
 
 // Everything the oracle needs of one query and head.
 struct Scores {
@@ -80,21 +119,36 @@ std::string text_of(const std::vector<int64_t>& v) {
 
 OpCase make(Problem problem) {
   if (problem.k_lengths.empty()) problem.k_lengths = problem.q_lengths;
-  const int64_t tq = sum_of(problem.q_lengths), tk = sum_of(problem.k_lengths), n = problem.n, d = problem.d;
+  const int64_t real_tq = sum_of(problem.q_lengths), real_tk = sum_of(problem.k_lengths);
+  const int64_t tq = real_tq + problem.q_tail, tk = real_tk + problem.k_tail, n = problem.n, d = problem.d;
+  int64_t max_q = problem.bound, max_k = problem.bound;
+  for (int64_t length : problem.q_lengths) max_q = std::max(max_q, length);
+  for (int64_t length : problem.k_lengths) max_k = std::max(max_k, length);
+  max_q = std::min(max_q, tq), max_k = std::min(max_k, tk);
   const DType dtype = problem.dtype;
   const float scale = problem.scale != 0 ? problem.scale : 1 / std::sqrt(static_cast<float>(d));
   const Dropout dropout{problem.p_drop, dropout_site("attention.cases"), 3, {11, 12}};
   OpCase c;
-  c.name =
-      fmt::format("q{}/k{}/N{}D{}{}{}/{}/{}{}{}", text_of(problem.q_lengths), text_of(problem.k_lengths), n, d,
-                  problem.causal ? "/causal" : "", problem.p_drop > 0 ? fmt::format("/drop{}", problem.p_drop) : "",
-                  name_of(dtype), problem.variant, problem.stride ? fmt::format("/stride{}", problem.stride) : "",
-                  problem.gain != 1 ? fmt::format("/gain{}", problem.gain) : "");
+  c.name = fmt::format(
+      "q{}/k{}/N{}D{}{}{}/{}/{}{}{}", text_of(problem.q_lengths), text_of(problem.k_lengths), n, d,
+      problem.causal ? "/causal" : "", problem.p_drop > 0 ? fmt::format("/drop{}", problem.p_drop) : "", name_of(dtype),
+      *problem.variant ? problem.variant : "free", problem.stride ? fmt::format("/stride{}", problem.stride) : "",
+      (problem.gain != 1 ? fmt::format("/gain{}", problem.gain) : "") +
+          (problem.q_tail + problem.k_tail ? fmt::format("/tail{},{}", problem.q_tail, problem.k_tail) : "") +
+          (problem.bound ? fmt::format("/bound{}", problem.bound) : ""));
   c.variant = problem.variant;
+  // What lies past the last sequence must not be read: NaN would spread.
+  const auto fill = [=](double gain, int64_t real) -> Fill {
+    const Fill normal = fill_normal(0, gain);
+    return [=](CaseRandom& r, Array& a) {
+      normal(r, a);
+      std::fill(a.v.begin() + real * n * d, a.v.end(), std::numeric_limits<double>::quiet_NaN());
+    };
+  };
   c.inputs = {
-      {"q", dtype, {tq, n, d}, fill_normal(0, problem.gain), problem.stride},
-      {"k", dtype, {tk, n, d}, fill_normal(0, problem.gain), problem.stride},
-      {"v", dtype, {tk, n, d}, fill_normal(), problem.stride},
+      {"q", dtype, {tq, n, d}, fill(problem.gain, real_tq), problem.stride},
+      {"k", dtype, {tk, n, d}, fill(problem.gain, real_tk), problem.stride},
+      {"v", dtype, {tk, n, d}, fill(1, real_tk), problem.stride},
       {"q_offsets", DType::kI32, {static_cast<int64_t>(problem.q_lengths.size()) + 1}, fill_offsets(problem.q_lengths)},
       {"k_offsets",
        DType::kI32,
@@ -109,7 +163,9 @@ OpCase make(Problem problem) {
                          .k_offsets = t.at("k_offsets"),
                          .causal = problem.causal,
                          .scale = scale,
-                         .dropout = dropout};
+                         .dropout = dropout,
+                         .max_q = max_q,
+                         .max_k = max_k};
   };
   c.forward = [=](Context& context, const Tensors& t) {
     attention_forward(context, args(t), t.at("out"), t.at("lse"));
@@ -119,6 +175,7 @@ OpCase make(Problem problem) {
     Array &out = result["out"], &lse = result["lse"];
     const Array& v = in.at("v");
     std::vector<double> p;
+    std::fill(lse.v.begin() + real_tq * n, lse.v.end(), -std::numeric_limits<double>::infinity());
     scores.each_query([&](int64_t query, int64_t k0, int64_t keys, int64_t h) {
       lse[query * n + h] = scores.probabilities(query, k0, keys, h, p);
       for (int64_t j = 0; j < keys; ++j) {
@@ -129,6 +186,7 @@ OpCase make(Problem problem) {
   };
   c.tolerance["lse"] = {1e-5 * problem.gain * problem.gain, 1e-5};
   c.incoming = {"out"};
+  c.incoming_fill = fill(1, real_tq);
   c.differentiable = {"q", "k", "v"};
   c.backward = [=](Context& context, const Tensors& t, bool) {
     attention_backward(context, args(t), t.at("out"), t.at("lse"), t.at("dout"), t.at("dq"), t.at("dk"), t.at("dv"));
@@ -181,6 +239,14 @@ OpCase make(Problem problem) {
   }
   // A finite difference costs thirteen oracles for each of three inputs.
   if (pairs * n * d > 200000) c.finite_difference_step = 0;
+  if (problem.q_tail + problem.k_tail > 0) c.finite_difference_step = 0;  // NaN lies there
+  const std::string variant = problem.variant;
+  c.where = variant.empty() ? Where::kEverywhere : variant == "short" ? Where::kGpu : Where::kCpu;
+  if (c.where != Where::kCpu) set_gpu_budgets(problem, max_q, max_k, c);
+  if (problem.instances) {
+    c.forward_instances = {"tile16", "tile32", "tile64", "tile128"};
+    c.backward_instances = {"warps1", "warps2", "warps4", "warps8"};
+  }
   return c;
 }
 
@@ -248,6 +314,90 @@ std::vector<OpCase> attention_cases() {
     add({.q_lengths = {3, 2}, .n = 1, .d = 1023, .variant = variant});
     add({.q_lengths = {2, 1}, .n = 31, .d = 1025, .variant = variant});
   }
+  // On a GPU: widths 32, 64, 128 and up to 256 queries and keys.
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (float p_drop : {0.0f, 0.1f}) {
+      const auto with = [&](Problem p) {
+        p.dtype = dtype, p.variant = "short", p.p_drop = p_drop;
+        add(p);
+      };
+      with({.q_lengths = {}, .n = 3, .d = 32});
+      with({.q_lengths = {0}, .n = 3, .d = 32});
+      with({.q_lengths = {1}, .n = 1, .d = 32});
+      with({.q_lengths = {1, 0, 2}, .n = 3, .d = 64, .causal = true});
+      with({.q_lengths = {15, 16, 17}, .n = 2, .d = 32, .stride = 3 * 2 * 32, .instances = true});
+      with({.q_lengths = {31, 32, 33},
+            .n = dtype == DType::kF32 ? 1 : 2,
+            .d = 64,
+            .causal = true,
+            .stride = 3 * 2 * 64});
+      with({.q_lengths = {17, 5}, .n = 3, .d = 32, .causal = true, .stride = 3 * 32 + 1});  // rows at odd addresses
+      with({.q_lengths = {63}, .k_lengths = {65}, .n = 1, .d = 32, .causal = true, .instances = true});
+      with({.q_lengths = {4, 0, 7}, .k_lengths = {6, 3, 0}, .n = 2, .d = 32});
+      with({.q_lengths = {9, 40}, .k_lengths = {4, 33}, .n = 1, .d = 64, .causal = true});  // some see nothing
+      with({.q_lengths = {60}, .k_lengths = {3}, .n = 1, .d = 32, .causal = true});         // whole tiles see nothing
+      if (dtype != DType::kF32) with({.q_lengths = {3, 33}, .k_lengths = {129, 64}, .n = 1, .d = 128});
+      with({.q_lengths = {33, 7}, .n = 1, .d = 128, .causal = true});
+      with({.q_lengths = {20, 3}, .n = 2, .d = 32, .q_tail = 41, .k_tail = 41, .bound = 64});
+      with({.q_lengths = {5, 30}, .k_lengths = {18, 2}, .n = 1, .d = 64, .stride = 71, .q_tail = 1, .k_tail = 9});
+    }
+  }
+  for (const auto& [lq, lk] : {std::pair{64, 127}, {127, 1}, {1, 255}, {128, 16}, {129, 31}, {255, 32}, {15, 256}})
+    add({.q_lengths = {lq},
+         .k_lengths = {lk},
+         .n = 1,
+         .d = 32,
+         .causal = lk % 2 == 1,
+         .p_drop = 0.2f,
+         .dtype = lk % 3 == 1 ? DType::kF16 : DType::kBF16,
+         .variant = "short"});
+  add({.q_lengths = {256}, .n = 1, .d = 32, .causal = true, .p_drop = 0.1f, .dtype = DType::kBF16, .variant = "short"});
+  add({.q_lengths = {20}, .k_lengths = {150}, .n = 1, .d = 32, .variant = "short"});
+  add({.q_lengths = {150}, .k_lengths = {20}, .n = 1, .d = 32, .p_drop = 0.1f, .variant = "short"});
+  // Too much for shared memory at once.
+  add({.q_lengths = {100, 3, 90},
+       .k_lengths = {200, 90, 31},
+       .n = 1,
+       .d = 128,
+       .causal = true,
+       .p_drop = 0.1f,
+       .dtype = DType::kBF16,
+       .variant = "short",
+       .bound = 256,
+       .instances = true});
+  add({.q_lengths = {150},
+       .k_lengths = {20},
+       .n = 1,
+       .d = 128,
+       .dtype = DType::kF16,
+       .variant = "short",
+       .bound = 256});
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    add({.q_lengths = {30, 5}, .n = 2, .d = 64, .p_drop = 0.3f, .dtype = dtype, .variant = "short", .gain = 2});
+    add({.q_lengths = {12}, .n = 1, .d = 32, .dtype = dtype, .variant = "short", .scale = -0.3f});
+    add({.q_lengths = {1, 2}, .n = 1, .d = 32, .dtype = dtype, .variant = "short", .stride = (int64_t{1} << 30) + 8});
+    add({.q_lengths = {0, 0, 3},
+         .k_lengths = {2, 0, 5},
+         .n = 2,
+         .d = 32,
+         .dtype = dtype,
+         .variant = "short",
+         .k_tail = 3});
+    add({.q_lengths = {7, 2}, .n = 0, .d = 64, .dtype = dtype, .variant = "short"});
+    add({.q_lengths = {1, 1, 1, 1},
+         .n = 16,
+         .d = 32,
+         .causal = true,
+         .p_drop = 0.2f,
+         .dtype = dtype,
+         .variant = "short"});
+  }
+  // On both, the implementation left free.
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    add({.q_lengths = {5, 9, 1, 17}, .n = 4, .d = 32, .causal = true, .dtype = dtype, .variant = ""});
+    add({.q_lengths = {23, 40, 8}, .n = 1, .d = 64, .p_drop = 0.1f, .dtype = dtype, .variant = ""});
+    add({.q_lengths = {3, 20}, .k_lengths = {35, 4}, .n = 1, .d = 128, .p_drop = 0.1f, .dtype = dtype, .variant = ""});
+  }
   // Timed only.
   const std::vector<int64_t> real = {7,  31, 12, 24, 18, 43, 9, 27, 15, 60, 21, 5,  33, 19, 26, 11,
                                      38, 16, 22, 29, 13, 51, 8, 35, 17, 25, 6,  41, 14, 20, 28, 10};
@@ -261,6 +411,23 @@ std::vector<OpCase> attention_cases() {
     add({.q_lengths = batch, .n = 8, .d = 32, .variant = variant});
     add({.q_lengths = batch, .n = 8, .d = 32, .causal = true, .p_drop = 0.1f, .variant = variant});
     add({.q_lengths = batch, .n = 8, .d = 32, .dtype = DType::kBF16, .variant = variant});
+  }
+  for (float p_drop : {0.0f, 0.1f}) {
+    const auto with = [&](Problem p) {
+      p.dtype = DType::kBF16, p.variant = "short", p.p_drop = p_drop;
+      add(p);
+    };
+    for (int64_t length : {128, 127})
+      with({.q_lengths = std::vector<int64_t>(32, length), .n = 8, .d = 64, .stride = 3 * 8 * 64});
+    for (int64_t length : {32, 31})
+      with({.q_lengths = std::vector<int64_t>(128, length), .n = 8, .d = 64, .stride = 3 * 8 * 64});
+    with({.q_lengths = std::vector<int64_t>(32, 128), .n = 8, .d = 64, .causal = true});
+    with({.q_lengths = std::vector<int64_t>(128, 32), .n = 8, .d = 64, .causal = true});
+    with({.q_lengths = std::vector<int64_t>(16, 256), .n = 16, .d = 64});
+    with({.q_lengths = std::vector<int64_t>(128, 32), .k_lengths = std::vector<int64_t>(128, 36), .n = 8, .d = 64});
+    with({.q_lengths = std::vector<int64_t>(32, 128), .n = 8, .d = 32});
+    with({.q_lengths = std::vector<int64_t>(32, 128), .n = 8, .d = 128});
+    with({.q_lengths = batch, .n = 8, .d = 64, .causal = true});
   }
   for (size_t i = tested; i < cases.size(); ++i) cases[i].benchmark = true, cases[i].test = false;
   return cases;

@@ -1,6 +1,7 @@
 #include "frit/ops/bias_activation_dropout/bias_activation_dropout.h"
 
 #include "frit/ops/bias_activation_dropout/cpu.h"
+#include "frit/ops/bias_activation_dropout/gpu.h"
 
 namespace frit {
 
@@ -28,10 +29,9 @@ Activation parse_activation(std::string_view name) {
 
 namespace {
 
-void check(const Tensor& x, const Tensor& bias) {
+void check(const Context& context, const Tensor& x, const Tensor& bias) {
   FRIT_CHECK(x.rank() == 2, "[bias_activation_dropout] x is {}, expected [rows, cols]", x.to_string());
-  FRIT_CHECK(x.dtype() == DType::kF32 || x.dtype() == DType::kBF16,
-             "[bias_activation_dropout] x is {}, expected f32 or bf16", x.to_string());
+  check_float("bias_activation_dropout", "x", x, context);
   if (bias.defined()) {
     FRIT_CHECK(bias.rank() == 1 && bias.dim(0) == x.dim(1) && bias.dtype() == x.dtype() && bias.contiguous(),
                "[bias_activation_dropout] bias is {}, x is {}", bias.to_string(), x.to_string());
@@ -42,16 +42,17 @@ void check(const Tensor& x, const Tensor& bias) {
 
 void bias_activation_dropout_forward(Context& context, const Tensor& x, const Tensor& bias, Activation activation,
                                      const Dropout& dropout, const Tensor& y) {
-  check(x, bias);
+  check(context, x, bias);
   FRIT_CHECK(y.dtype() == x.dtype() && y.shape() == x.shape(), "[bias_activation_dropout] y is {}, expected {}",
              y.to_string(), x.to_string());
+  if (context.on_gpu()) return bias_activation_dropout_forward_gpu(context, x, bias, activation, dropout, y);
   bias_activation_dropout_forward_cpu(context, x, bias, activation, dropout, y);
 }
 
 void bias_activation_dropout_backward(Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias,
                                       Activation activation, const Dropout& dropout, bool accumulate, const Tensor& dx,
                                       const Tensor& dbias) {
-  check(x, bias);
+  check(context, x, bias);
   FRIT_CHECK(dy.dtype() == x.dtype() && dy.shape() == x.shape(), "[bias_activation_dropout] dy is {}, expected {}",
              dy.to_string(), x.to_string());
   FRIT_CHECK(dx.dtype() == x.dtype() && dx.shape() == x.shape(), "[bias_activation_dropout] dx is {}, expected {}",
@@ -62,6 +63,8 @@ void bias_activation_dropout_backward(Context& context, const Tensor& dy, const 
     FRIT_CHECK(dbias.dtype() == DType::kF32 || dbias.dtype() == x.dtype(),
                "[bias_activation_dropout] dbias is {}, expected f32 or {}", dbias.to_string(), name_of(x.dtype()));
   }
+  if (context.on_gpu())
+    return bias_activation_dropout_backward_gpu(context, dy, x, bias, activation, dropout, accumulate, dx, dbias);
   bias_activation_dropout_backward_cpu(context, dy, x, bias, activation, dropout, accumulate, dx, dbias);
 }
 

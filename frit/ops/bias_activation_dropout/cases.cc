@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "frit/ops/bias_activation_dropout/bias_activation_dropout.h"
@@ -48,6 +49,32 @@ double slope(Activation activation, double x) {
   return 0;
 }
 
+// The GPU walks rows in classes of equal alignment (frit/simt/columns.h). Forward reads a thread's columns of the bias
+// once for two rows; backward once a thread. Partial sums are kept by at most 264 blocks. Stated where a row is whole
+// vectors.
+void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const Options& o) {
+  const int64_t n = 16 / size_of(dtype), s = size_of(dtype);
+  if (rows == 0 || cols == 0 || cols % n || o.stride % n || cols > 256 * n) return;
+  const int64_t lanes = std::min(rows, 256 / (cols / n));
+  const auto blocks = [&](int64_t rows_a_thread, int64_t most) {
+    return std::min((rows + lanes * rows_a_thread - 1) / (lanes * rows_a_thread), most);
+  };
+  const int64_t step = blocks(2, rows) * lanes;
+  int64_t bias_reads = 0;
+  for (int64_t k = 0; k < std::min(step, rows); ++k) bias_reads += ((rows - k + step - 1) / step + 1) / 2;
+  c.forward_gpu = {1, 0, rows * cols * s + (o.bias ? bias_reads * cols * s : 0), rows * cols * s, 0, 0};
+  const int64_t pieces = blocks(8, o.bias ? 264 : rows), partial = pieces * cols * 4;
+  if (o.bias)
+    c.backward_gpu = {2,
+                      (lanes > 1 ? 1 : 0) + 1,
+                      rows * cols * s * 2 + pieces * lanes * cols * s + partial,
+                      rows * cols * s + partial + cols * size_of(o.dbias),
+                      0,
+                      static_cast<int64_t>(align_up(partial))};
+  else
+    c.backward_gpu = {1, 0, rows * cols * s * 2, rows * cols * s, 0, 0};
+}
+
 OpCase make(int64_t rows, int64_t cols, DType dtype, Activation activation, Options o = {}) {
   OpCase c;
   c.name = fmt::format("{}x{}/{}/{}/p{}{}{}{}{}{}", rows, cols, name_of(dtype), name_of(activation), o.p_drop,
@@ -75,6 +102,8 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Activation activation, Opti
   if (dtype == DType::kF32) c.tolerance[out] = {2e-6, 2e-6};
   c.forward_budget = {rows * cols == 0 ? 0 : 1, 0,
                       rows * cols * size_of(dtype) * 2 + (o.bias ? cols * size_of(dtype) : 0)};
+  state_gpu_budgets(c, rows, cols, dtype, o);
+  if (dtype == DType::kF16) c.where = Where::kGpu;
   if (o.in_place) return c;
   c.incoming = {"y"};
   c.differentiable = {"x"};
@@ -99,7 +128,7 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Activation activation, Opti
     }
   };
   // A step that crosses ReLU's kink gives neither slope; bf16 sums of x + bias hit it exactly.
-  if (activation == Activation::kRelu) c.finite_difference_step = dtype == DType::kF32 ? 1e-8 : 0;
+  if (activation == Activation::kRelu) c.finite_difference_step = dtype == DType::kF32 ? 1e-8 : 0;  // f16 likewise
   c.backward_budget = {cols == 0   ? 0
                        : o.bias    ? 2
                        : rows == 0 ? 0
@@ -115,7 +144,7 @@ constexpr Activation kAll[] = {Activation::kRelu, Activation::kGelu, Activation:
 
 std::vector<OpCase> bias_activation_dropout_cases() {
   std::vector<OpCase> cases;
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     int turn = 0;
     for (int64_t cols : {1, 7, 31, 32, 33, 127, 511, 513, 1023, 1024, 1025}) {
       for (int64_t rows : {0, 1, 3}) cases.push_back(make(rows, cols, dtype, kAll[turn++ % 4]));
@@ -146,6 +175,12 @@ std::vector<OpCase> bias_activation_dropout_cases() {
     cases.back().benchmark = true, cases.back().test = false;
   }
   cases.push_back(make(66, 40, DType::kBF16, Activation::kGelu, {.dbias = DType::kBF16}));
+  for (int64_t cols : {1023, 1024, 1025}) {
+    for (Activation activation : {Activation::kGelu, Activation::kGeluTanh}) {
+      cases.push_back(make(65536, cols, DType::kBF16, activation, {.p_drop = 0.1f}));
+      cases.back().benchmark = true, cases.back().test = false, cases.back().where = Where::kGpu;
+    }
+  }
   return cases;
 }
 

@@ -1,0 +1,339 @@
+// Attention's backward on a GPU for short sequences, f16 and bf16.
+#include "frit/ops/attention/short-inl.h"
+
+namespace frit {
+namespace {
+
+using namespace attention_short;
+
+// What of a block's shared memory holds what, in bytes. Full areas hold all keys (or queries), tiles what one pass
+// takes.
+struct Areas {
+  bool resident;        // q, k, v and dout fit together: the tiles are whole areas, and one pass is all
+  int pass;             // queries or keys of a tile
+  int64_t full[2];      // k and v; not resident: later q and dout
+  int64_t tile[2];      // q and dout; not resident: later k and v
+  int64_t lse, delta;   // f32, one a query
+  int64_t mask, bytes;  // dropout bits; the whole
+};
+Areas areas_of(int max_q, int max_k, int warps, bool dropping, int64_t row_bytes, bool resident) {
+  const int q_rows = round_up(max_q, 32), k_rows = round_up(max_k, 32);
+  Areas a;
+  a.resident = resident;
+  a.pass = resident ? (q_rows > k_rows ? q_rows : k_rows) : warps * 16;
+  const int full_rows = resident || k_rows > q_rows ? k_rows : q_rows, tile_rows = resident ? q_rows : a.pass;
+  a.full[0] = 0, a.full[1] = full_rows * row_bytes;
+  a.tile[0] = 2 * full_rows * row_bytes, a.tile[1] = a.tile[0] + tile_rows * row_bytes;
+  a.lse = a.tile[1] + tile_rows * row_bytes, a.delta = a.lse + q_rows * int64_t{4};
+  a.mask = a.delta + q_rows * int64_t{4};
+  a.bytes = a.mask + (dropping ? q_rows * kMaskRow * int64_t{4} : 0);
+  return a;
+}
+
+// Eight 16-bit elements as they travel.
+struct Eight {
+  uint32_t v[4];
+
+  template <typename T>
+  FRIT_DEVICE float at(int i) const {
+    return static_cast<float>(T::from_bits(static_cast<uint16_t>(v[i / 2] >> (16 * (i % 2)))));
+  }
+};
+
+// Copies rows of dout to shared memory and writes each one's product with out to delta; zeros from `rows` to `padded`.
+// `together` rows a thread are under way at once. read(row, column) gives eight elements.
+template <typename T, int D, int together, typename Dout, typename Out>
+FRIT_DEVICE void load_dout_by(const Shared<T>& to, const Shared<float>& delta, Dout&& dout, Out&& out, int rows,
+                              int padded) {
+  constexpr int kParts = D / 8;
+  const int part = thread_index() % kParts, own = thread_index() / kParts, step = thread_count() / kParts;
+  for (int base = 0; base < padded; base += together * step) {
+    Eight a[together], b[together];
+    FRIT_UNROLL
+    for (int u = 0; u < together; ++u) {
+      const int r = base + own + u * step;
+      a[u] = b[u] = {{0, 0, 0, 0}};
+      if (r < rows) a[u] = dout(r, part * 8), b[u] = out(r, part * 8);
+    }
+    FRIT_UNROLL
+    for (int u = 0; u < together; ++u) {
+      const int r = base + own + u * step;
+      float sum = 0;
+      FRIT_UNROLL
+      for (int i = 0; i < 8; ++i) sum = fmaf(a[u].template at<T>(i), b[u].template at<T>(i), sum);
+      sum = warp_sum<kParts>(sum);
+      if (r < padded) {
+        store_vec<8>(to, r * kRowOf<D> + part * 8, std::bit_cast<Vec<T, 8>>(a[u]));
+        if (part == 0) store(delta, r, sum);
+      }
+    }
+  }
+}
+template <typename T, int D>
+FRIT_DEVICE void load_dout(const Shared<T>& to, const Shared<float>& delta, const Global<const T>& dout,
+                           int64_t dout_stride, const Global<const T>& out, int64_t out_stride, int rows, int padded) {
+  const uint64_t strides = static_cast<uint64_t>(dout_stride | out_stride) * sizeof(T);
+  if ((dout.address() | out.address() | strides) % 16 == 0) {
+    const auto read = [](const Global<const T>& from, int64_t stride) {
+      return
+          [&from, stride](int r, int column) { return std::bit_cast<Eight>(load_vec<8>(from, r * stride + column)); };
+    };
+    load_dout_by<T, D, 4>(to, delta, read(dout, dout_stride), read(out, out_stride), rows, padded);
+  } else {
+    const auto read = [](const Global<const T>& from, int64_t stride) {
+      return [&from, stride](int r, int column) {
+        return std::bit_cast<Eight>(load_span<8>(from + r * stride, column, D, T::from_bits(0)));
+      };
+    };
+    load_dout_by<T, D, 1>(to, delta, read(dout, dout_stride), read(out, out_stride), rows, padded);
+  }
+}
+
+// Eights of keys (or queries) that a warp takes at a time: as many as its registers hold beside the sums.
+template <int D>
+constexpr int kEights = D == 64 ? 2 : 4;
+
+// What the two halves of backward know of the block's sequence.
+struct Work {
+  Sequence at;
+  bool causal, dropping;
+  float scale, keep_scale;
+  Shared<float> lse, delta;  // lse in units of log 2
+  Shared<uint32_t> mask;
+};
+
+// dq of 16 queries from `first` on: q and dout point to their rows, k and v to all keys.
+template <typename T, int D>
+FRIT_DEVICE void backward_queries(const Work& w, const Shared<T>& q, const Shared<T>& dout, const Shared<T>& k,
+                                  const Shared<T>& v, int first, int head, const Rows<T>& dq) {
+  const int g = lane() / 4, c = lane() % 4;
+  const float scale = w.scale * 1.4426950408889634f;
+  uint32_t queries[D / 16][4], gradients[D / 16][4];
+  FRIT_UNROLL
+  for (int x = 0; x < D / 16; ++x) left_fragment<D>(queries[x], q, x), left_fragment<D>(gradients[x], dout, x);
+  float sums[D / 8][4];
+  clear(sums);
+  const float lse[2] = {load(w.lse, first + g), load(w.lse, first + g + 8)};
+  const float delta[2] = {load(w.delta, first + g), load(w.delta, first + g + 8)};
+  const int limits[2] = {w.at.visible(first + g, w.causal), w.at.visible(first + g + 8, w.causal)};
+  const int keys = w.at.visible(least(first + 15, w.at.lq - 1), w.causal), sure_keys = w.at.visible(first, w.causal);
+  constexpr int N = kEights<D>;
+  for (int first_key = 0; first_key < keys; first_key += 8 * N) {
+    float s[N][4], dp[N][4];
+    clear(s), clear(dp);
+    FRIT_UNROLL
+    for (int x = 0; x < D / 16; ++x) {
+      multiply_step<T, D>(s, queries[x], k + first_key * kRowOf<D>, x);
+      multiply_step<T, D>(dp, gradients[x], v + first_key * kRowOf<D>, x);
+    }
+    const bool edge = first_key + 8 * N > sure_keys;
+    FRIT_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t kept =
+          w.dropping ? load(w.mask, (first + g + 8 * h) * kMaskRow + first_key / 32) >> (first_key % 32 + 2 * c) : 0;
+      FRIT_UNROLL
+      for (int j = 0; j < N; ++j) {
+        FRIT_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[j][2 * h + e];
+          float p = exp2_fast(fmaf(x, scale, -lse[h])), gradient = dp[j][2 * h + e];
+          if (edge && first_key + 8 * j + 2 * c + e >= limits[h]) p = 0;
+          if (w.dropping) gradient = kept >> (8 * j + e) & 1 ? gradient * w.keep_scale : 0.0f;
+          x = p * (gradient - delta[h]);
+        }
+      }
+    }
+    uint32_t ds[N / 2][4];
+    round_to_left<T>(ds, s);
+    multiply_columns<T, D>(sums, ds, k + first_key * kRowOf<D>);
+  }
+  const float factor[2] = {w.scale, w.scale};
+  store_rows<T, D>(dq.at(w.at.q_first + first, head, D), dq.stride, w.at.lq - first, sums, factor);
+}
+
+// dk and dv of 16 keys from `first` on: k and v point to their rows, q and dout to all queries. Scores are transposed:
+// a row a key.
+template <typename T, int D>
+FRIT_DEVICE void backward_keys(const Work& w, const Shared<T>& k, const Shared<T>& v, const Shared<T>& q,
+                               const Shared<T>& dout, int first, int head, const Rows<T>& dk, const Rows<T>& dv) {
+  const int g = lane() / 4, c = lane() % 4;
+  const float scale = w.scale * 1.4426950408889634f;
+  float dk_sums[D / 8][4], dv_sums[D / 8][4];
+  clear(dk_sums), clear(dv_sums);
+  // The first query that sees a key of these, and the first that sees all.
+  const int seen_from = w.causal ? first - w.at.shift() : 0, all_from = w.causal ? seen_from + 15 : 0;
+  constexpr int N = kEights<D>;
+  for (int query = seen_from < 0 ? 0 : seen_from / (8 * N) * (8 * N); query < w.at.lq; query += 8 * N) {
+    float s[N][4], dp[N][4];
+    clear(s), clear(dp);
+    FRIT_UNROLL
+    for (int x = 0; x < D / 16; ++x) {
+      uint32_t fragment[4];
+      left_fragment<D>(fragment, k, x);
+      multiply_step<T, D>(s, fragment, q + query * kRowOf<D>, x);
+      left_fragment<D>(fragment, v, x);
+      multiply_step<T, D>(dp, fragment, dout + query * kRowOf<D>, x);
+    }
+    const bool edge = query < all_from;
+    FRIT_UNROLL
+    for (int j = 0; j < N; ++j) {
+      const int column = query + 8 * j + 2 * c;
+      const Vec<float, 2> lse = load_vec<2>(w.lse, column), delta = load_vec<2>(w.delta, column);
+      FRIT_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const uint32_t kept = w.dropping ? load(w.mask, (column + e) * kMaskRow + first / 32) >> (first % 32 + g) : 0;
+        FRIT_UNROLL
+        for (int h = 0; h < 2; ++h) {
+          float &x = s[j][2 * h + e], &gradient = dp[j][2 * h + e];
+          float p = exp2_fast(fmaf(x, scale, -lse[e]));
+          if (edge && column + e < seen_from + g + 8 * h) p = 0;
+          const bool keep = !w.dropping || kept >> (8 * h) & 1;
+          if (w.dropping) gradient = keep ? gradient * w.keep_scale : 0.0f;
+          gradient = p * (gradient - delta[e]);
+          x = keep ? p : 0.0f;
+        }
+      }
+    }
+    uint32_t fragment[N / 2][4];
+    round_to_left<T>(fragment, s);
+    multiply_columns<T, D>(dv_sums, fragment, dout + query * kRowOf<D>);
+    round_to_left<T>(fragment, dp);
+    multiply_columns<T, D>(dk_sums, fragment, q + query * kRowOf<D>);
+  }
+  const float dk_factor[2] = {w.scale, w.scale}, dv_factor[2] = {w.keep_scale, w.keep_scale};
+  store_rows<T, D>(dk.at(w.at.k_first + first, head, D), dk.stride, w.at.lk - first, dk_sums, dk_factor);
+  store_rows<T, D>(dv.at(w.at.k_first + first, head, D), dv.stride, w.at.lk - first, dv_sums, dv_factor);
+}
+
+// A block takes one sequence and head; a warp takes 16 queries at a time, then 16 keys at a time.
+template <typename T, int D>
+FRIT_KERNEL(256, (D == 128 ? 1 : 2))
+attention_backward_short_kernel(Rows<const T> q, Rows<const T> k, Rows<const T> v, Global<const int32_t> q_offsets,
+                                Global<const int32_t> k_offsets, Geometry geometry, Dropout dropout, Areas areas,
+                                Rows<const T> out, Global<const float> lse, Rows<const T> dout, Rows<T> dq, Rows<T> dk,
+                                Rows<T> dv) {
+  wait_for_previous();
+  const int heads = geometry.heads, block = static_cast<int>(block_index()), all = geometry.sequences * heads;
+  if (block >= all) {
+    const int64_t q_end = offset_at(q_offsets, geometry.sequences, geometry.q_tokens);
+    const int64_t k_end = offset_at(k_offsets, geometry.sequences, geometry.k_tokens);
+    zero_rows(dq, q_end, geometry.q_tokens, heads * D, block - all);
+    zero_rows(dk, k_end, geometry.k_tokens, heads * D, block - all);
+    zero_rows(dv, k_end, geometry.k_tokens, heads * D, block - all);
+    return;
+  }
+  const int head = block % heads;
+  Work w;
+  w.at = sequence_at(q_offsets, k_offsets, geometry, block / heads);
+  const Sequence& at = w.at;
+  if (at.lq == 0 && at.lk == 0) return;
+  w.causal = geometry.causal, w.dropping = dropout.active();
+  w.scale = geometry.scale, w.keep_scale = w.dropping ? dropout.scale() : 1.0f;
+  w.lse = shared_array<float>(areas.lse), w.delta = shared_array<float>(areas.delta);
+  w.mask = shared_array<uint32_t>(areas.mask);
+
+  constexpr int kRow = kRowOf<D>;
+  const bool resident = D < 128 || areas.resident;  // narrower heads always fit
+  const Shared<T> full_0 = shared_array<T>(areas.full[0]), full_1 = shared_array<T>(areas.full[1]),
+                  tile_0 = shared_array<T>(areas.tile[0]), tile_1 = shared_array<T>(areas.tile[1]);
+  const Global<const T> q_rows = q.at(at.q_first, head, D), k_rows = k.at(at.k_first, head, D),
+                        v_rows = v.at(at.k_first, head, D), dout_rows = dout.at(at.q_first, head, D),
+                        out_rows = out.at(at.q_first, head, D);
+  const int padded_queries = round_up(at.lq, 32), padded_keys = round_up(at.lk, 32);
+  load_rows<T, D>(full_0, k_rows, k.stride, at.lk, padded_keys);
+  load_rows<T, D>(full_1, v_rows, v.stride, at.lk, padded_keys);
+  const int passed = areas.pass;
+  for (int pass = 0; pass < at.lq || pass == 0; pass += passed) {
+    if (pass > 0) barrier();
+    const int rows = least(passed, at.lq - pass);
+    load_rows<T, D>(tile_0, q_rows + pass * q.stride, q.stride, rows, least(passed, padded_queries - pass));
+    copy_async_commit();
+    load_dout<T, D>(tile_1, w.delta + pass, dout_rows + pass * dout.stride, dout.stride, out_rows + pass * out.stride,
+                    out.stride, rows, least(passed, padded_queries - pass));
+    if (pass == 0) {
+      for (int i = thread_index(); i < padded_queries; i += thread_count())
+        store(w.lse, i, i < at.lq ? load(lse, (at.q_first + i) * heads + head) * 1.4426950408889634f : 0.0f);
+      if (w.dropping)
+        fill_mask(shared_array<uint16_t>(areas.mask), dropout, at, 0, at.lq, padded_queries, head, geometry.causal);
+    }
+    copy_async_wait<0>();
+    barrier();
+    for (int first = pass + warp() * 16; first < pass + rows; first += warp_count() * 16)
+      backward_queries<T, D>(w, tile_0 + (first - pass) * kRow, tile_1 + (first - pass) * kRow, full_0, full_1, first,
+                             head, dq);
+  }
+  if (!resident) {
+    barrier();
+    load_rows<T, D>(full_0, q_rows, q.stride, at.lq, padded_queries);
+    load_rows<T, D>(full_1, dout_rows, dout.stride, at.lq, padded_queries);
+  }
+  for (int pass = 0; pass < at.lk; pass += passed) {
+    const int rows = least(passed, at.lk - pass);
+    if (!resident) {
+      if (pass > 0) barrier();
+      load_rows<T, D>(tile_0, k_rows + pass * k.stride, k.stride, rows, least(passed, padded_keys - pass));
+      load_rows<T, D>(tile_1, v_rows + pass * v.stride, v.stride, rows, least(passed, padded_keys - pass));
+      copy_async_commit();
+      copy_async_wait<0>();
+      barrier();
+    }
+    for (int first = pass + warp() * 16; first < pass + rows; first += warp_count() * 16) {
+      const int from = (first - pass) * kRow;
+      backward_keys<T, D>(w, shared_array<T>(resident ? areas.full[0] : areas.tile[0]) + from,
+                          shared_array<T>(resident ? areas.full[1] : areas.tile[1]) + from,
+                          shared_array<T>(resident ? areas.tile[0] : areas.full[0]),
+                          shared_array<T>(resident ? areas.tile[1] : areas.full[1]), first, head, dk, dv);
+    }
+  }
+}
+
+constexpr const char* kNames[] = {"warps1", "warps2", "warps4", "warps8"};
+
+template <typename T, int D>
+void backward(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse, const Tensor& dout,
+              const Tensor& dq, const Tensor& dk, const Tensor& dv) {
+  const Geometry geometry = geometry_of(args);
+  const int max_q = geometry.max_q, max_k = geometry.max_k;
+  const int64_t limit = context.gpu().shared_bytes_limit();
+  const auto areas_for = [&](int warps) {
+    const auto areas = [&](bool resident) {
+      return areas_of(max_q, max_k, warps, args.dropout.active(), kRowOf<D> * int64_t{sizeof(T)}, resident);
+    };
+    return areas(true).bytes <= limit ? areas(true) : areas(false);
+  };
+  int fallback = 0;
+  while (1 << fallback < attention_short_backward_warps(max_q, max_k)) ++fallback;
+  const std::string key = fmt::format("q{} k{} D{} {}{}{}", max_q, max_k, D, geometry.causal ? "causal " : "",
+                                      args.dropout.active() ? "dropout " : "", name_of(args.q.dtype()));
+  const int warps = 1 << choose_instance(context, "attention_backward", key, kNames, fallback,
+                                         [&](int i) { return areas_for(1 << i).bytes <= limit; });
+  const Areas areas = areas_for(warps);
+  const int64_t blocks = int64_t{geometry.sequences} * geometry.heads + kAttentionTailBlocks;
+  launch(context, "attention_backward_short_kernel", attention_backward_short_kernel<T, D>,
+         {blocks, warps * 32, areas.bytes}, rows_of<const T>(args.q), rows_of<const T>(args.k),
+         rows_of<const T>(args.v), global<const int32_t>(args.q_offsets), global<const int32_t>(args.k_offsets),
+         geometry, args.dropout, areas, rows_of<const T>(out), global<const float>(lse), rows_of<const T>(dout),
+         rows_of<T>(dq), rows_of<T>(dk), rows_of<T>(dv));
+}
+
+}  // namespace
+
+int64_t attention_short_backward_warps(int64_t max_q, int64_t max_k) {
+  int64_t warps = 1;
+  while (warps < 8 && warps * 16 < std::max(max_q, max_k)) warps *= 2;
+  return warps;
+}
+
+void attention_short_backward_gpu(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse,
+                                  const Tensor& dout, const Tensor& dq, const Tensor& dk, const Tensor& dv) {
+  if (dq.numel() == 0 && dk.numel() == 0) return;
+  if (args.q.dtype() == DType::kF32) return attention_short_backward_f32_gpu(context, args, out, lse, dout, dq, dk, dv);
+  dispatch_width(args.q.dim(2), [&](auto width) {
+    if (args.q.dtype() == DType::kBF16)
+      backward<bfloat16, width()>(context, args, out, lse, dout, dq, dk, dv);
+    else
+      backward<float16, width()>(context, args, out, lse, dout, dq, dk, dv);
+  });
+}
+
+}  // namespace frit

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Checks and times everything on a machine with an NVIDIA GPU: every case of every operator on CUDA, compute-sanitizer over a
+# part of them, the operator benchmarks, and PyTorch's beside them; writes one JSON file and prints one table.
+# usage: tools/gpu_check.sh [--programs FOLDER] [--results FOLDER] [--out FILE] [--no-torch] [--no-sanitizer] [--seconds N]
+#   --programs   use programs built elsewhere instead of building here (docs/building.md)
+#   --results    where logs and parts go (build/gpu_check)
+#   --out        the JSON (bench/results/gpu-ops.json)
+#   --seconds    for PyTorch's benchmarks (240)
+# Needs: a GPU and its driver; python3 with torch for the comparison; compute-sanitizer (comes with CUDA) for that part. What is
+# missing is said and left out. Ends with 1 if a case fails, a sanitizer finds something or a benchmark breaks.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+programs= results=build/gpu_check out=bench/results/gpu-ops.json torch=yes sanitizer=yes seconds=240
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --programs) programs=$2; shift ;;
+    --results) results=$2; shift ;;
+    --out) out=$2; shift ;;
+    --seconds) seconds=$2; shift ;;
+    --no-torch) torch= ;;
+    --no-sanitizer) sanitizer= ;;
+    *) sed -n 's/^# \{0,1\}//p' "$0" | sed -n 1,12p; exit 2 ;;
+  esac
+  shift
+done
+if [ -z "$programs" ]; then
+  tools/install_deps.sh && tools/install_deps.sh --cuda && cmake --preset cuda && cmake --build --preset cuda --target gpu_programs || exit 1
+  programs=build/cuda
+fi
+mkdir -p "$results"
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$results/gpu.txt" || { echo "gpu_check: no NVIDIA GPU here" >&2; exit 1; }
+status=0
+step() {  # name, command...: runs it, keeps the log, remembers a failure
+  local name=$1 begin=$SECONDS
+  shift
+  echo "== $name"
+  "$@" 2>&1 | tee "$results/$name.log" | tail -n "${LINES_SHOWN:-40}"
+  local code=${PIPESTATUS[0]}
+  echo "== $name: exit code $code, $((SECONDS - begin)) s"
+  [ "$code" = 0 ] || status=1
+}
+LINES_SHOWN=30 step cases "$programs/test_ops" --gtest_brief=1 --gtest_filter='*Gpu*' --gtest_output="json:$results/tests.json"
+if [ -n "$sanitizer" ]; then
+  if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck; do
+      FRIT_CASE_STRIDE=12 LINES_SHOWN=8 step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$programs/test_ops" --gtest_brief=1 --gtest_filter='*OpCasesGpu*'
+    done
+  else
+    echo "compute-sanitizer is not on the PATH: left out"
+  fi
+fi
+LINES_SHOWN=400 step bench "$programs/bench_gpu_ops" --out "$results/ours.json" --tuning "$results/tuning.json"
+LINES_SHOWN=5 step errors "$programs/bench_gpu_ops" --errors "$results/errors.json"
+if [ -n "$torch" ]; then
+  if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+    LINES_SHOWN=150 step torch python3 bench/peers/torch_ops.py --budget-seconds "$seconds" --out "$results/torch.json"
+    LINES_SHOWN=60 step numerics python3 bench/peers/torch_numerics.py --check "$results/errors.json" --out "$results/torch_numerics.json"
+  else
+    echo "python3 has no torch that sees the GPU: PyTorch left out"
+  fi
+fi
+python3 tools/gpu_report.py join --results "$results" --out "$out" || status=1
+exit $status
