@@ -297,6 +297,8 @@ std::vector<OpCase> softmax_cases() {
              .p_drop = 0.1f,
              .rows_per_head = length,
              .stored = stored});
+        cases.back().inputs[0].fill = fill_repeated(fill_normal(0, 3));
+        cases.back().incoming_fill = fill_repeated(fill_normal());
         cases.back().benchmark = true, cases.back().test = false, cases.back().where = Where::kGpu;
       }
   return cases;
