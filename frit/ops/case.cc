@@ -56,6 +56,13 @@ Fill fill_normal(double mean, double deviation) {
     for (double& x : a.v) x = mean + deviation * r.normal();
   };
 }
+Fill fill_repeated(Fill first) {
+  return [=](CaseRandom& r, Array& a) {
+    Array some{{65521}, std::vector<double>(65521)};
+    first(r, some);
+    for (size_t i = 0, from = 0; i < a.v.size(); ++i, from = from == 65520 ? 0 : from + 1) a.v[i] = some.v[from];
+  };
+}
 Fill fill_uniform(double low, double high) {
   return [=](CaseRandom& r, Array& a) {
     for (double& x : a.v) x = low + (high - low) * r.uniform();

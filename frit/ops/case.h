@@ -33,6 +33,7 @@ struct CaseRandom {
 };
 using Fill = std::function<void(CaseRandom&, Array&)>;
 Fill fill_normal(double mean = 0, double deviation = 1);
+Fill fill_repeated(Fill first);  // 65521 of these over and over: quick, for large benchmarks
 Fill fill_uniform(double low, double high);
 Fill fill_below(int64_t n);                       // whole numbers in [0, n)
 Fill fill_values(std::vector<double> values);     // exactly these

@@ -143,6 +143,7 @@ std::vector<OpCase> heads_cases() {
     cases.push_back(make_merge(tokens, 16, 64, DType::kBF16));
     for (int i = 1; i <= 2; ++i) {
       OpCase& c = cases.end()[-i];
+      c.inputs[0].fill = c.incoming_fill = fill_repeated(fill_normal());
       c.benchmark = true, c.test = false, c.where = Where::kGpu;
     }
   }

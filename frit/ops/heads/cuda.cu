@@ -80,16 +80,17 @@ heads_split_columns_kernel(ColumnWalk walk, bool vectors, HeadsPlace heads, Glob
   });
 }
 
-// With sums also a row of partial column sums a block.
+// With sums also a row of partial column sums a block: few blocks then, with twice the loads in flight.
 template <typename T, bool sums>
-FRIT_KERNEL(kThreads, 4)
+FRIT_KERNEL(kThreads, sums ? 2 : 4)
 heads_merge_columns_kernel(ColumnWalk walk, bool vectors, HeadsPlace heads, Global<const T> apart, Global<T> joined,
                            Global<float> partial) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
   const ColumnPlace at = column_place(walk, joined);
   float sum[N] = {};
-  for_rows<kUnroll>(walk, at, vectors, [&](auto whole, auto unroll, int64_t k, int64_t step, int64_t end) {
+  constexpr int kLoads = sums ? 2 * kUnroll : kUnroll;
+  for_rows<kLoads>(walk, at, vectors, [&](auto whole, auto unroll, int64_t k, int64_t step, int64_t end) {
     Vec<T, N> v[unroll];
     FRIT_UNROLL
     for (int u = 0; u < unroll; ++u) {

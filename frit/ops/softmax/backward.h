@@ -12,6 +12,7 @@ softmax_backward_rows_kernel(SoftmaxShape s, Global<const T> dy, Global<const T>
                              Global<TX> dx) {
   constexpr int N = kVecOf<T>, G = softmax_lanes(instance), V = softmax_vectors(instance);
   constexpr bool loops = softmax_loops(instance), masks = instance == kAny && !stored;
+  constexpr bool twice = instance == kLongRowTwice;
   wait_for_previous();
   SoftmaxPlace at = softmax_place<G>(s, x, lengths);
   const float log_sum = at.active ? load(lse, at.row) : 0.0f;
@@ -93,15 +94,16 @@ softmax_backward_rows_kernel(SoftmaxShape s, Global<const T> dy, Global<const T>
     return part;
   };
   float sum = 0;
-  float p[V][N];
+  float p[twice ? 1 : V][N];
   uint32_t bits[words ? 1 : V];  // one Philox block must do for both passes
   FRIT_UNROLL
   for (int i = 0; i < V; ++i) {
     if (i * G >= at.visible_chunks) continue;
     const uint32_t now = keep_of(i, i * G + at.lane);
     if constexpr (!words) bits[i] = now;
-    probabilities(v[i], i * G + at.lane, p[i]);
-    sum += part_of(p[i], g[i], now);
+    float* const to = p[twice ? 0 : i];
+    probabilities(v[i], i * G + at.lane, to);
+    sum += part_of(to, g[i], now);
   }
   if constexpr (loops)
     for (int chunk = V * G + at.lane; chunk < at.visible_chunks; chunk += G) {
@@ -131,7 +133,13 @@ softmax_backward_rows_kernel(SoftmaxShape s, Global<const T> dy, Global<const T>
       kept = keep_of(i, 0);
     else if (visible)
       kept = bits[i];
-    write(i * G + at.lane, p[i], g[i], kept, visible);
+    if constexpr (twice) {
+      if (visible) {
+        g[i] = softmax_forget(g[i]);
+        probabilities(softmax_forget(v[i]), i * G + at.lane, p[0]);
+      }
+    }
+    write(i * G + at.lane, p[twice ? 0 : i], g[i], kept, visible);
   }
   if constexpr (loops)
     for (int chunk = V * G + at.lane; chunk < at.chunks; chunk += G) {

@@ -21,6 +21,7 @@ struct Problem {
   float scale = 0.7f;
   int64_t stride = 0;      // of x
   bool stored = false;     // the published form
+  bool poisoned = false;   // x is NaN past the rows' lengths, as in a bucket's tail
   bool instances = false;  // forces every instance that takes the shape
 };
 
@@ -38,7 +39,7 @@ std::vector<std::string> instances_of(const Problem& p) {
   if (vectors <= 16) names.push_back("row_per_8_lanes");
   if (vectors <= 64) names.push_back("row_per_warp");
   if (vectors <= 80) names.push_back("row_per_16_lanes");
-  if (vectors <= kWarpVectors) names.push_back("long_row_per_warp");
+  if (vectors <= kWarpVectors) names.insert(names.end(), {"long_row_per_warp", "long_row_exponentials_twice"});
   return names;
 }
 // Stated where the rows' lengths do not decide what is read, and a row fits registers.
@@ -84,6 +85,18 @@ Fill fill_lengths(int64_t cols) {
   };
 }
 
+int64_t poisoned_length(int64_t row, int64_t cols) {
+  return row * 29 % (cols + 1);
+}
+Fill fill_poisoned(Fill fill) {
+  return [fill](CaseRandom& r, Array& a) {
+    fill(r, a);
+    for (int64_t i = 0; i < a.dim(0); ++i)
+      for (int64_t j = poisoned_length(i, a.dim(1)); j < a.dim(1); ++j)
+        a[i * a.dim(1) + j] = std::numeric_limits<double>::quiet_NaN();
+  };
+}
+
 OpCase make(Problem problem) {
   const int64_t rows = problem.rows, cols = problem.cols;
   const Dropout dropout{problem.p_drop, dropout_site("softmax.cases"), 1, {5, 6}};
@@ -96,6 +109,13 @@ OpCase make(Problem problem) {
                        problem.stride ? fmt::format("/stride{}", problem.stride) : "", problem.stored ? "/stored" : "");
   c.inputs = {{"x", problem.dtype, {rows, cols}, fill_normal(0, 3), problem.stride}};
   if (problem.lengths) c.inputs.push_back({"lengths", DType::kI32, {rows}, fill_lengths(cols)});
+  if (problem.poisoned) {
+    std::vector<double> lengths(rows);
+    for (int64_t r = 0; r < rows; ++r) lengths[r] = static_cast<double>(poisoned_length(r, cols));
+    c.inputs[0].fill = fill_poisoned(c.inputs[0].fill), c.inputs[1].fill = fill_values(lengths);
+    c.name += "/poisoned";
+    c.finite_difference_step = 0;  // moves the poison, too
+  }
   if (problem.mask) c.inputs.push_back({"mask", DType::kF32, {rows, cols}, fill_mask()});
   const std::string y = problem.in_place ? "x" : "y";
   c.outputs = {{y,
@@ -238,6 +258,15 @@ std::vector<OpCase> softmax_cases() {
     // Longer than what a block keeps in registers; the row's tail is read again.
     add({.rows = 2, .cols = 8211, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.2f, .instances = true});
     add({.rows = 3, .cols = 700, .dtype = dtype, .y_dtype = dtype, .mask = true, .p_drop = 0.2f});
+    for (int64_t cols : {40, 133, 519})
+      add({.rows = 7,
+           .cols = cols,
+           .dtype = dtype,
+           .y_dtype = dtype,
+           .lengths = true,
+           .p_drop = 0.2f,
+           .poisoned = true,
+           .instances = true});
     if (dtype == DType::kF32)
       for (DType other : {DType::kBF16, DType::kF16})
         add({.rows = 3, .cols = 403, .dtype = dtype, .y_dtype = other, .p_drop = 0.2f});
@@ -268,6 +297,8 @@ std::vector<OpCase> softmax_cases() {
              .p_drop = 0.1f,
              .rows_per_head = length,
              .stored = stored});
+        cases.back().inputs[0].fill = fill_repeated(fill_normal(0, 3));
+        cases.back().incoming_fill = fill_repeated(fill_normal());
         cases.back().benchmark = true, cases.back().test = false, cases.back().where = Where::kGpu;
       }
   return cases;

@@ -10,6 +10,7 @@ softmax_forward_rows_kernel(SoftmaxShape s, Global<const T> x, Global<const int3
                             Global<TY> y, Global<float> lse, Global<TY> p, Global<uint8_t> keep) {
   constexpr int N = kVecOf<T>, G = softmax_lanes(instance), V = softmax_vectors(instance);
   constexpr bool loops = softmax_loops(instance), masks = instance == kAny;
+  constexpr bool twice = instance == kLongRowTwice;
   wait_for_previous();
   const SoftmaxPlace at = softmax_place<G>(s, x, lengths);
   const Global<const T> x_row = x + at.row * s.x_stride;
@@ -60,7 +61,7 @@ softmax_forward_rows_kernel(SoftmaxShape s, Global<const T> x, Global<const int3
 
   // The largest; where nothing loops, in x's own units.
   float top = -INFINITY;
-  float e[V][N];
+  float e[twice ? 1 : V][N];
   FRIT_UNROLL
   for (int i = 0; i < V; ++i) {
     if (i * G >= at.visible_chunks) continue;
@@ -79,16 +80,22 @@ softmax_forward_rows_kernel(SoftmaxShape s, Global<const T> x, Global<const int3
   // Nothing but -inf: exponentials are 0 then, and NaN where x is NaN, which fmaxf passes over.
   const float shift = top == -INFINITY ? 0.0f : loops ? top : top * c;
 
+  // Of vector i; its scores are in `to` where the kernel loops.
+  const auto exponentials = [&](int i, float* to) {
+    FRIT_UNROLL
+    for (int k = 0; k < N; ++k)
+      to[k] = exp2_fast(loops ? to[k] - shift : fmaf(widen(static_cast<T>(v[i][k])), c, -shift));
+  };
   float sum = 0;
   FRIT_UNROLL
   for (int i = 0; i < V; ++i) {
     if (i * G >= at.visible_chunks) continue;
     float part = 0;
+    float* const to = e[twice ? 0 : i];
+    if constexpr (twice) v[i] = softmax_forget(v[i]);
+    exponentials(i, to);
     FRIT_UNROLL
-    for (int k = 0; k < N; ++k) {
-      e[i][k] = exp2_fast(loops ? e[i][k] - shift : fmaf(widen(static_cast<T>(v[i][k])), c, -shift));
-      part += e[i][k];
-    }
+    for (int k = 0; k < N; ++k) part += to[k];
     sum += part;
   }
   if constexpr (loops)
@@ -125,8 +132,17 @@ softmax_forward_rows_kernel(SoftmaxShape s, Global<const T> x, Global<const int3
     }
   };
   FRIT_UNROLL
-  for (int i = 0; i < V; ++i)
-    if (i * G < at.chunks) write(i, i * G + at.lane, e[i], i * G < at.visible_chunks);
+  for (int i = 0; i < V; ++i) {
+    if (i * G >= at.chunks) continue;
+    const bool visible = i * G < at.visible_chunks;
+    if constexpr (twice) {
+      if (visible) {
+        v[i] = softmax_forget(v[i]);
+        exponentials(i, e[0]);
+      }
+    }
+    write(i, i * G + at.lane, e[twice ? 0 : i], visible);
+  }
   if constexpr (loops)
     for (int chunk = V * G + at.lane; chunk < at.chunks; chunk += G) {
       float score[N] = {};

@@ -20,18 +20,31 @@ struct SoftmaxShape {
 };
 
 // The instances, by name; several are instances of one kernel. `any` takes any length, masks and two dtypes.
-constexpr const char* kSoftmaxInstances[] = {"row_per_8_lanes",   "row_per_16_lanes", "row_per_warp",
-                                             "long_row_per_warp", "row_per_block",    "any"};
-enum SoftmaxInstance { kRowPer8Lanes, kRowPer16Lanes, kRowPerWarp, kLongRowPerWarp, kRowPerBlock, kAny };
+constexpr const char* kSoftmaxInstances[] = {"row_per_8_lanes",
+                                             "row_per_16_lanes",
+                                             "row_per_warp",
+                                             "long_row_per_warp",
+                                             "long_row_exponentials_twice",
+                                             "row_per_block",
+                                             "any"};
+enum SoftmaxInstance {
+  kRowPer8Lanes,
+  kRowPer16Lanes,
+  kRowPerWarp,
+  kLongRowPerWarp,
+  kLongRowTwice,  // exponentials are made again rather than kept: fewer registers, more warps at a time
+  kRowPerBlock,
+  kAny
+};
 constexpr int kSoftmaxThreads = 128, kSoftmaxBlockThreads = 256;
 
 // Threads a row and vectors a thread keeps.
 constexpr int softmax_lanes(int instance) {
-  constexpr int lanes[] = {8, 16, 32, 32, kSoftmaxBlockThreads, 32};
+  constexpr int lanes[] = {8, 16, 32, 32, 32, kSoftmaxBlockThreads, 32};
   return lanes[instance];
 }
 constexpr int softmax_vectors(int instance) {
-  constexpr int vectors[] = {2, 5, 2, 9, 4, 2};
+  constexpr int vectors[] = {2, 5, 2, 9, 9, 4, 2};
   return vectors[instance];
 }
 constexpr bool softmax_loops(int instance) {
@@ -42,7 +55,7 @@ constexpr int softmax_threads(int instance) {
 }
 // Blocks a multiprocessor should hold at least, which bounds registers.
 constexpr int softmax_blocks(int instance, bool backward) {
-  constexpr int forward_blocks[] = {10, 6, 10, 4, 3, 6}, backward_blocks[] = {8, 5, 8, 3, 2, 5};
+  constexpr int forward_blocks[] = {10, 6, 10, 4, 6, 3, 6}, backward_blocks[] = {8, 5, 8, 3, 4, 2, 5};
   return backward ? backward_blocks[instance] : forward_blocks[instance];
 }
 
@@ -60,6 +73,8 @@ void for_softmax_instance(int instance, F&& f) {
       return f(softmax_constant<kRowPerWarp>());
     case kLongRowPerWarp:
       return f(softmax_constant<kLongRowPerWarp>());
+    case kLongRowTwice:
+      return f(softmax_constant<kLongRowTwice>());
     case kRowPerBlock:
       return f(softmax_constant<kRowPerBlock>());
     default:
@@ -171,6 +186,19 @@ FRIT_DEVICE void softmax_store(const Global<T>& row, int column, int limit, bool
   FRIT_UNROLL
   for (int i = 0; i < N; ++i)
     if (column + i >= 0 && column + i < limit) store<Cache::kStream>(at, i, static_cast<T>(v[i]));
+}
+
+// The same vector, such that nothing made of it before is kept in registers.
+template <typename T, int N>
+FRIT_DEVICE Vec<T, N> softmax_forget(Vec<T, N> v) {
+  if constexpr (sizeof(T) == 2) {
+    FRIT_UNROLL
+    for (int i = 0; i < N / 2; ++i) v.pairs[i] = opaque(v.pairs[i]);
+  } else {
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i) v[i] = std::bit_cast<float>(opaque(std::bit_cast<uint32_t>(v[i])));
+  }
+  return v;
 }
 
 template <int G>
