@@ -13,8 +13,8 @@ constexpr int64_t align_slice(int64_t n) {
   return (n + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment;
 }
 
-constexpr Precision kPrecisions[] = {Precision::kF32, Precision::kBF16Master, Precision::kBF16Stochastic,
-                                     Precision::kBF16Residual};
+constexpr Precision kPrecisions[] = {Precision::kF32,          Precision::kBF16Master, Precision::kBF16Stochastic,
+                                     Precision::kBF16Residual, Precision::kF16Master,  Precision::kF16Stochastic};
 
 template <typename Map>
 [[noreturn]] void fail_unknown(const char* what, std::string_view name, const Map& known) {
@@ -36,6 +36,10 @@ const char* name_of(Precision precision) {
       return "bf16-stochastic";
     case Precision::kBF16Residual:
       return "bf16-residual";
+    case Precision::kF16Master:
+      return "fp16-master";
+    case Precision::kF16Stochastic:
+      return "fp16-stochastic";
   }
   return "?";
 }
@@ -43,7 +47,10 @@ const char* name_of(Precision precision) {
 Precision parse_precision(std::string_view name) {
   for (Precision p : kPrecisions)
     if (name == name_of(p)) return p;
-  fail("[precision] unknown name {}, expected fp32, bf16-master, bf16-stochastic or bf16-residual", name);
+  fail(
+      "[precision] unknown name {}, expected fp32, bf16-master, bf16-stochastic, bf16-residual, fp16-master or "
+      "fp16-stochastic",
+      name);
 }
 
 void ParameterLayout::add(std::string name, Shape shape) {
@@ -140,7 +147,7 @@ Workspace::Workspace(ParameterLayout layout, Precision precision, bool training,
   gradients_ = block(gradient_dtype);
   if (moments >= 1) moment1_ = block(DType::kF32);
   if (moments >= 2) moment2_ = block(DType::kF32);
-  if (precision == Precision::kBF16Master) master_ = block(DType::kF32);
+  if (keeps_master(precision)) master_ = block(DType::kF32);
   if (precision == Precision::kBF16Residual) residual_ = block(DType::kBF16);
 }
 
@@ -170,6 +177,12 @@ void Workspace::set(std::string_view name, const float* values, int64_t count) {
     std::memcpy(parameters_.data<float>() + slice.offset, values, count * sizeof(float));
     return;
   }
+  if (master_.defined()) std::memcpy(master_.data<float>() + slice.offset, values, count * sizeof(float));
+  if (parameters_.dtype() == DType::kF16) {
+    float16* p = parameters_.data<float16>() + slice.offset;
+    for (int64_t i = 0; i < count; ++i) p[i] = float16(values[i]);
+    return;
+  }
   bfloat16* p = parameters_.data<bfloat16>() + slice.offset;
   if (precision_ == Precision::kBF16Residual) {
     for (int64_t i = 0; i < count; ++i) {
@@ -180,7 +193,6 @@ void Workspace::set(std::string_view name, const float* values, int64_t count) {
     return;
   }
   for (int64_t i = 0; i < count; ++i) p[i] = bfloat16(values[i]);
-  if (master_.defined()) std::memcpy(master_.data<float>() + slice.offset, values, count * sizeof(float));
 }
 
 void Workspace::get(std::string_view name, float* values, int64_t count) const {
@@ -190,6 +202,11 @@ void Workspace::get(std::string_view name, float* values, int64_t count) const {
   const Tensor& exact = precision_ == Precision::kF32 ? parameters_ : master_;
   if (exact.defined()) {
     std::memcpy(values, exact.data<float>() + slice.offset, count * sizeof(float));
+    return;
+  }
+  if (parameters_.dtype() == DType::kF16) {
+    const float16* p = parameters_.data<float16>() + slice.offset;
+    for (int64_t i = 0; i < count; ++i) values[i] = static_cast<float>(p[i]);
     return;
   }
   const bfloat16* p = parameters_.data<bfloat16>() + slice.offset;

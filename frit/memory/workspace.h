@@ -19,13 +19,22 @@ enum class Precision : uint8_t {
   kBF16Master,      // bf16 parameters and gradients, fp32 master copy
   kBF16Stochastic,  // bf16 alone, updates rounded stochastically
   kBF16Residual,    // bf16 (rounded half up) + the low 16 bits of the fp32 value: the fp32 master, bit for bit
+  kF16Master,       // fp16 parameters and gradients, fp32 master copy; on a GPU
+  kF16Stochastic,   // fp16 alone, updates rounded stochastically; on a GPU
 };
-const char* name_of(Precision precision);  // "fp32", "bf16-master", "bf16-stochastic", "bf16-residual"
-// Errors: frit::Error with the four names if `name` is none of them.
+// "fp32", "bf16-master", "bf16-stochastic", "bf16-residual", "fp16-master", "fp16-stochastic"
+const char* name_of(Precision precision);
+// Errors: frit::Error with the six names if `name` is none of them.
 Precision parse_precision(std::string_view name);
 // The dtype of parameters and activations.
 constexpr DType compute_dtype(Precision p) {
-  return p == Precision::kF32 ? DType::kF32 : DType::kBF16;
+  return p == Precision::kF32                                           ? DType::kF32
+         : p == Precision::kF16Master || p == Precision::kF16Stochastic ? DType::kF16
+                                                                        : DType::kBF16;
+}
+// Does an fp32 copy of the parameters stand beside them?
+constexpr bool keeps_master(Precision p) {
+  return p == Precision::kBF16Master || p == Precision::kF16Master;
 }
 
 // An fp32 number in two halves: the bf16 nearest to it (halves rounded away from zero) and its own low 16 bits. Joined,
@@ -107,7 +116,7 @@ class Workspace {
   Tensor gradients() const { return gradients_; }
   Tensor moment1() const { return moment1_; }    // f32
   Tensor moment2() const { return moment2_; }    // f32
-  Tensor master() const { return master_; }      // f32, kBF16Master
+  Tensor master() const { return master_; }      // f32, if keeps_master(precision())
   Tensor residual() const { return residual_; }  // 16 bits an element kept as bf16, kBF16Residual
   int64_t bytes() const { return bytes_; }       // of all blocks
 

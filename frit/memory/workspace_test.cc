@@ -86,10 +86,12 @@ TEST(NearestName, EditDistance) {
 }
 
 TEST(Precision, Names) {
-  for (Precision p : {Precision::kF32, Precision::kBF16Master, Precision::kBF16Stochastic, Precision::kBF16Residual})
+  for (Precision p : {Precision::kF32, Precision::kBF16Master, Precision::kBF16Stochastic, Precision::kBF16Residual,
+                      Precision::kF16Master, Precision::kF16Stochastic})
     EXPECT_EQ(parse_precision(name_of(p)), p);
   const std::string message = message_of([] { parse_precision("fp16"); });
-  for (const char* name : {"fp16", "fp32", "bf16-master", "bf16-stochastic", "bf16-residual"})
+  for (const char* name :
+       {"name fp16,", "fp32", "bf16-master", "bf16-stochastic", "bf16-residual", "fp16-master", "fp16-stochastic"})
     EXPECT_NE(message.find(name), std::string::npos) << message;
 }
 
@@ -120,6 +122,8 @@ TEST(Workspace, SizesPerPrecision) {
   EXPECT_EQ(bytes(Precision::kBF16Residual, DType::kBF16), 14 * n);
   EXPECT_EQ(bytes(Precision::kBF16Master, DType::kBF16), 16 * n);
   EXPECT_EQ(bytes(Precision::kBF16Master, DType::kF32), 18 * n);
+  EXPECT_EQ(bytes(Precision::kF16Master, DType::kF16), 16 * n);
+  EXPECT_EQ(bytes(Precision::kF16Stochastic, DType::kF16), 12 * n);
   EXPECT_EQ(bytes(Precision::kF32, DType::kF32, 1), 12 * n);
   EXPECT_EQ(Workspace(layout, Precision::kBF16Master, false).bytes(), 2 * n);
   EXPECT_EQ(Workspace(layout, Precision::kF32, false).bytes(), 4 * n);
@@ -151,6 +155,23 @@ TEST(Workspace, SetAndGet) {
       EXPECT_EQ(back, std::vector<float>(15, 0.0f));
       EXPECT_THROW(workspace.set("k.weight", values.data(), 14), std::invalid_argument);
       EXPECT_THROW(workspace.get("k.weight", back.data(), 14), std::invalid_argument);
+    }
+  }
+}
+
+TEST(Workspace, SetAndGetFp16) {
+  for (Precision p : {Precision::kF16Master, Precision::kF16Stochastic}) {
+    for (bool training : {true, false}) {
+      Workspace workspace(small_layout(), p, training);
+      std::vector<float> values(15), back(15);
+      for (int i = 0; i < 15; ++i) values[i] = 1.0f / static_cast<float>(i + 3);
+      workspace.set("k.weight", values.data(), 15);
+      workspace.get("k.weight", back.data(), 15);
+      for (int i = 0; i < 15; ++i) {
+        const float16 narrow(values[i]);
+        EXPECT_EQ(back[i], training && p == Precision::kF16Master ? values[i] : static_cast<float>(narrow));
+        EXPECT_EQ(workspace.parameter("k.weight").data<float16>()[i].bits, narrow.bits);
+      }
     }
   }
 }

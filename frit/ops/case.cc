@@ -686,7 +686,14 @@ std::vector<std::string> check_case(const OpCase& c) {
   return check(c, nullptr);
 }
 std::vector<std::string> check_case(const OpCase& c, Gpu& gpu) {
-  return check(c, &gpu);
+  std::vector<std::string> failures = check(c, &gpu);
+  const auto force = [&](const char* direction, const std::string& name, const Forced& forced) {
+    for (const std::string& failure : check(c, &gpu, forced))
+      failures.push_back(fmt::format("{} instance {}: {}", direction, name, failure));
+  };
+  for (const std::string& name : c.forward_instances) force("forward", name, {name, ""});
+  for (const std::string& name : c.backward_instances) force("backward", name, {"", name});
+  return failures;
 }
 
 std::vector<CaseError> case_errors(const OpCase& c, Gpu& gpu) {

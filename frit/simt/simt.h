@@ -80,6 +80,8 @@ constexpr int kVecOf = 16 / sizeof(T);
 //   mma_m16n8k16<bfloat16 | float16>(d, a, b)                    d += a b, fp32 accumulation
 //   exp2_fast log2_fast reciprocal_fast rsqrt tanh_fast          to about 2 ulp (tanh_fast: 5e-4 relative)
 //   convert<T>(float) pack2(T(), low, high)                      round to nearest even
+//   add_rn sub_rn mul_rn div_rn sqrt_rn    fp32, each rounded on its own, never fused: the CPU's bits
+//   prefetch(g, i)                 into the L2 cache; nothing waits for it
 //   find_first_set count_bits leading_zeros
 //   last_block(counter, scratch)   true in all threads of the block that comes last; 2 barriers (see there)
 // clang-format on
@@ -107,7 +109,7 @@ template <typename T, int N>
 FRIT_DEVICE Vec<float, N> to_float(const Vec<T, N>& x) {
   Vec<float, N> y;
   FRIT_UNROLL
-  for (int i = 0; i < N; ++i) y[i] = static_cast<float>(x[i]);
+  for (int i = 0; i < N; ++i) y[i] = widen(x[i]);
   return y;
 }
 template <typename T, int N>

@@ -155,6 +155,12 @@ FRIT_DEVICE uint32_t atomic_or(const Global<uint32_t>& to, int64_t i, uint32_t v
   return atomicOr(to.raw() + i, value);
 }
 
+// Asks the L2 cache for the 128 bytes around element i, which must lie in the tensor; nothing waits for them.
+template <typename T>
+FRIT_DEVICE void prefetch(const Global<T>& from, int64_t i) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from.raw() + i));
+}
+
 template <typename T>
 class Shared {
  public:
@@ -277,6 +283,23 @@ FRIT_DEVICE float reciprocal_fast(float x) {
 FRIT_DEVICE float rsqrt(float x) {
   return rsqrtf(x);
 }
+// Each rounded on its own, to nearest even, whatever the compiler's flags: never a part of a fused multiply-add, so the
+// bits are the CPU's. div_rn and sqrt_rn cost about 8 instructions.
+FRIT_DEVICE float add_rn(float a, float b) {
+  return __fadd_rn(a, b);
+}
+FRIT_DEVICE float sub_rn(float a, float b) {
+  return __fsub_rn(a, b);
+}
+FRIT_DEVICE float mul_rn(float a, float b) {
+  return __fmul_rn(a, b);
+}
+FRIT_DEVICE float div_rn(float a, float b) {
+  return __fdiv_rn(a, b);
+}
+FRIT_DEVICE float sqrt_rn(float x) {
+  return __fsqrt_rn(x);
+}
 FRIT_DEVICE float tanh_fast(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -299,6 +322,21 @@ FRIT_DEVICE T convert(float x) {
   } else {
     return T::from_bits(static_cast<uint16_t>(pack2(T(), x, 0.0f)));
   }
+}
+// Exact, in one instruction each.
+FRIT_DEVICE float widen(float x) {
+  return x;
+}
+FRIT_DEVICE float widen(bfloat16 x) {
+  return static_cast<float>(x);
+}
+FRIT_DEVICE float widen(float16 x) {
+  return __half2float(__ushort_as_half(x.bits));
+}
+// x, as a value the compiler knows nothing of: what was computed from it before is computed again, not kept in registers.
+FRIT_DEVICE uint32_t opaque(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 FRIT_DEVICE int find_first_set(uint32_t x) {
   return __ffs(static_cast<int>(x));

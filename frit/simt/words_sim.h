@@ -149,6 +149,10 @@ FRIT_DEVICE uint32_t atomic_or(const Global<uint32_t>& to, int64_t i, uint32_t v
   return before;
 }
 
+// A hint: neither a read nor counted.
+template <typename T>
+FRIT_DEVICE void prefetch(const Global<T>&, int64_t) {}
+
 template <typename T>
 class Shared {
   static_assert(sizeof(T) >= 2, "shared memory is checked in pieces of two bytes");
@@ -284,6 +288,21 @@ FRIT_DEVICE float reciprocal_fast(float x) {
 FRIT_DEVICE float rsqrt(float x) {
   return 1.0f / std::sqrt(x);
 }
+FRIT_DEVICE float add_rn(float a, float b) {
+  return a + b;
+}
+FRIT_DEVICE float sub_rn(float a, float b) {
+  return a - b;
+}
+FRIT_DEVICE float mul_rn(float a, float b) {
+  return a * b;
+}
+FRIT_DEVICE float div_rn(float a, float b) {
+  return a / b;
+}
+FRIT_DEVICE float sqrt_rn(float x) {
+  return std::sqrt(x);
+}
 FRIT_DEVICE float tanh_fast(float x) {
   return std::tanh(x);
 }
@@ -296,6 +315,13 @@ FRIT_DEVICE uint32_t pack2(float16, float low, float high) {
 template <typename T>
 FRIT_DEVICE T convert(float x) {
   return T(x);
+}
+template <typename T>
+FRIT_DEVICE float widen(T x) {
+  return static_cast<float>(x);
+}
+FRIT_DEVICE uint32_t opaque(uint32_t x) {
+  return x;
 }
 FRIT_DEVICE int find_first_set(uint32_t x) {
   return x ? std::countr_zero(x) + 1 : 0;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -70,6 +71,134 @@ TEST(BeamSelect, EqualsFullSortOverThousandsOfRows) {
   // Without ties few more are collected than asked for: what the method is for.
   ASSERT_GT(wanted, 0);
   EXPECT_LT(static_cast<double>(collected), 1.5 * static_cast<double>(wanted));
+}
+
+// The GPU of this build, and tensors on it.
+struct GpuBench {
+  std::unique_ptr<Gpu> gpu = make_gpu();
+  ThreadPool pool{1};
+  Memory memory{gpu.get()};
+  Context context{pool, memory, gpu.get()};
+  std::vector<void*> made;
+
+  ~GpuBench() { clear(); }
+  void clear() {
+    for (void* p : made) gpu->died(p), gpu->release(p);
+    made.clear();
+  }
+  template <typename T>
+  Tensor tensor(const std::vector<T>& x, DType dtype, Shape shape) {
+    void* p = gpu->allocate(x.size() * sizeof(T));
+    made.push_back(p);
+    gpu->born(p, x.size() * sizeof(T), dtype);
+    gpu->upload(p, x.data(), x.size() * sizeof(T));
+    return Tensor(p, dtype, shape, gpu->device());
+  }
+  template <typename T>
+  std::vector<T> values(const Tensor& t) {
+    std::vector<T> x(static_cast<size_t>(t.numel()));
+    gpu->download(x.data(), t.raw(), x.size() * sizeof(T));
+    return x;
+  }
+};
+
+// Both forms against the CPU: the same values and columns, bit for bit. 10,000 rows on a GPU, a few dozen in the
+// simulator.
+TEST(BeamSelect, EqualsTheCpuOnAGpu) {
+  GpuBench b;
+  Bench cpu;
+  uint64_t state = 43;
+  int64_t rows_seen = 0;
+  for (int round = 0; round < (built_with_cuda() ? 160 : 18); ++round) {
+    const int64_t rows = built_with_cuda() ? 64 : 2,
+                  vocabulary = 1 + static_cast<int64_t>(next(state) % (built_with_cuda() ? 60000 : 3000));
+    const int64_t count =
+        1 + static_cast<int64_t>(next(state) % static_cast<uint64_t>(std::min<int64_t>(vocabulary, 140)));
+    const uint64_t levels = uint64_t{2} << (next(state) % 24);
+    std::vector<float> x(rows * vocabulary);
+    for (float& v : x) {
+      v = static_cast<float>(next(state) % levels) / static_cast<float>(levels) * 20 - 10;
+      if (round % 3 == 0 && next(state) % 2) v = -std::numeric_limits<float>::infinity();
+    }
+    std::vector<float> values(rows * count), lse(rows);
+    std::vector<int32_t> columns(rows * count);
+    beam_select(cpu.context, Tensor(x.data(), DType::kF32, {rows, vocabulary}), count,
+                Tensor(values.data(), DType::kF32, {rows, count}), Tensor(columns.data(), DType::kI32, {rows, count}),
+                Tensor(lse.data(), DType::kF32, {rows}), Tensor());
+    b.context.force("beam_select_forward", count > 128 || round % 4 == 0 ? "radix" : "groups");
+    const Tensor v = b.tensor(std::vector<float>(rows * count), DType::kF32, {rows, count}),
+                 c = b.tensor(std::vector<int32_t>(rows * count), DType::kI32, {rows, count}),
+                 l = b.tensor(std::vector<float>(rows), DType::kF32, {rows}),
+                 s = b.tensor(std::vector<int32_t>(rows), DType::kI32, {rows});
+    beam_select(b.context, b.tensor(x, DType::kF32, {rows, vocabulary}), count, v, c, l, s);
+    EXPECT_EQ(b.values<float>(v), values)
+        << "round " << round << ": " << rows << "x" << vocabulary << " best " << count;
+    EXPECT_EQ(b.values<int32_t>(c), columns) << "round " << round << ": " << rows << "x" << vocabulary;
+    const std::vector<float> got = b.values<float>(l);
+    const std::vector<int32_t> survivors = b.values<int32_t>(s);
+    for (int64_t r = 0; r < rows; ++r, ++rows_seen) {
+      if (std::isinf(lse[r])) {
+        EXPECT_EQ(got[r], lse[r]);
+      } else {
+        EXPECT_NEAR(got[r], lse[r], 4e-6);
+      }
+      EXPECT_GE(survivors[r], count);
+    }
+    b.clear();
+  }
+  EXPECT_GE(rows_seen, built_with_cuda() ? 10000 : 36);
+}
+
+// A row gives the same bits wherever it lies: rows of 4099 elements begin at every alignment.
+TEST(BeamSelect, BitsDoNotDependOnWhereARowLiesOnAGpu) {
+  for (const char* instance : {"groups", "radix"})
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      GpuBench b;
+      b.context.force("beam_select_forward", instance);
+      const int64_t rows = 8, vocabulary = 4099, count = 8;
+      std::vector<float> x(rows * vocabulary);
+      std::vector<uint16_t> x16(x.size());
+      uint64_t state = 7;
+      for (int64_t i = 0; i < vocabulary; ++i) {
+        const float value = static_cast<float>(next(state) % 1000003) / 1000003.0f * 9 - 3;
+        for (int64_t r = 0; r < rows; ++r)
+          x[r * vocabulary + i] = value, x16[r * vocabulary + i] = bfloat16(value).bits;
+      }
+      const Tensor v = b.tensor(std::vector<float>(rows * count), DType::kF32, {rows, count}),
+                   c = b.tensor(std::vector<int32_t>(rows * count), DType::kI32, {rows, count}),
+                   l = b.tensor(std::vector<float>(rows), DType::kF32, {rows});
+      const Shape shape{rows, vocabulary};
+      beam_select(b.context, dtype == DType::kF32 ? b.tensor(x, dtype, shape) : b.tensor(x16, dtype, shape), count, v,
+                  c, l, Tensor());
+      const auto values = b.values<uint32_t>(v);
+      const auto columns = b.values<int32_t>(c);
+      const auto lse = b.values<uint32_t>(l);
+      for (int64_t r = 1; r < rows; ++r) {
+        EXPECT_EQ(lse[r], lse[0]) << instance << " row " << r;
+        for (int64_t i = 0; i < count; ++i) {
+          EXPECT_EQ(values[r * count + i], values[i]);
+          EXPECT_EQ(columns[r * count + i], columns[i]);
+        }
+      }
+    }
+}
+
+TEST(BeamSelect, InfinitiesAndNanOnAGpu) {
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const char* instance : {"groups", "radix"}) {
+    GpuBench b;
+    b.context.force("beam_select_forward", instance);
+    const std::vector<float> x{0.0f, -0.0f, infinity, -1.0f, -0.0f, 0.0f, nan, 1.0f, 2.0f, -infinity, 2.0f, 0.0f};
+    const Tensor v = b.tensor(std::vector<float>(12), DType::kF32, {2, 6}),
+                 c = b.tensor(std::vector<int32_t>(12), DType::kI32, {2, 6}),
+                 l = b.tensor(std::vector<float>(2), DType::kF32, {2});
+    beam_select(b.context, b.tensor(x, DType::kF32, {2, 6}), 6, v, c, l, Tensor());
+    // +0 and -0 are equal, a NaN counts as -inf: the smaller column first.
+    EXPECT_EQ(b.values<int32_t>(c), (std::vector<int32_t>{2, 0, 1, 4, 5, 3, 2, 4, 1, 5, 0, 3})) << instance;
+    EXPECT_EQ(b.values<float>(v)[10], -infinity);
+    EXPECT_EQ(b.values<float>(l)[0], infinity) << instance;
+    EXPECT_TRUE(std::isnan(b.values<float>(l)[1])) << instance;
+  }
 }
 
 TEST(BeamSelect, InfinityAndZeroSigns) {

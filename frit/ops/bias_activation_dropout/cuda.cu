@@ -102,7 +102,7 @@ bias_activation_dropout_forward_columns_kernel(ColumnWalk walk, bool vectors, Gl
       Vec<float, N> a;
       FRIT_UNROLL
       for (int i = 0; i < N; ++i) {
-        a[i] = activate<T>(activation, static_cast<float>(v[u][i]) + static_cast<float>(b[i]));
+        a[i] = activate<T>(activation, widen(v[u][i]) + widen(b[i]));
         if (drop) a[i] = keep >> i & 1 ? a[i] * scale : 0.0f;
       }
       store_columns<whole, Cache::kStream>(y + walk.row(k + u * step, at.row_class) * y_stride, at.column, walk.columns,
@@ -143,7 +143,7 @@ bias_activation_dropout_backward_columns_kernel(ColumnWalk walk, bool vectors, G
       FRIT_UNROLL
       for (int i = 0; i < N; ++i) {
         d[i] =
-            static_cast<float>(g[u][i]) * slope<T>(activation, static_cast<float>(v[u][i]) + static_cast<float>(b[i]));
+            widen(g[u][i]) * slope<T>(activation, widen(v[u][i]) + widen(b[i]));
         if (drop) d[i] = keep >> i & 1 ? d[i] * scale : 0.0f;
         if (sums) sum[i] += d[i];
       }

@@ -40,10 +40,10 @@ bias_dropout_residual_forward_columns_kernel(ColumnWalk walk, bool vectors, Glob
       Vec<float, N> sum;
       FRIT_UNROLL
       for (int i = 0; i < N; ++i) {
-        float s = static_cast<float>(v[u][i]);
-        if (bias) s += static_cast<float>(b[i]);
+        float s = widen(v[u][i]);
+        if (bias) s += widen(b[i]);
         if (drop) s = keep >> i & 1 ? s * scale : 0.0f;
-        if (residual) s += static_cast<float>(r[u][i]);
+        if (residual) s += widen(r[u][i]);
         sum[i] = s;
       }
       store_columns<whole, Cache::kStream>(y + row * y_stride, at.column, walk.columns, from_float<T>(sum));
@@ -78,7 +78,7 @@ bias_dropout_residual_backward_columns_kernel(ColumnWalk walk, bool vectors, Glo
       Vec<float, N> d;
       FRIT_UNROLL
       for (int i = 0; i < N; ++i) {
-        d[i] = static_cast<float>(g[u][i]);
+        d[i] = widen(g[u][i]);
         if (drop) d[i] = keep >> i & 1 ? d[i] * scale : 0.0f;
         if (sums) sum[i] += d[i];
       }

@@ -52,7 +52,7 @@ column_sum_partials_kernel(ColumnWalk walk, Global<const T> x, Global<float> par
     for (int u = 0; u < unroll; ++u) {
       if (k + u * step >= end) break;
       FRIT_UNROLL
-      for (int i = 0; i < N; ++i) sum[i] += static_cast<float>(v[u][i]);
+      for (int i = 0; i < N; ++i) sum[i] += widen(v[u][i]);
     }
   });
   store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);

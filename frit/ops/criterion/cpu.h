@@ -4,7 +4,7 @@
 
 namespace frit {
 
-void criterion_forward_backward_cpu(Context& context, const Tensor& logits, const Tensor& bias, const Tensor& labels, float smoothing,
-                                    const Tensor& scale, const Tensor& loss, const Tensor& nll);
+void criterion_forward_backward_cpu(Context& context, const Tensor& logits, const Tensor& bias, const Tensor& labels,
+                                    float smoothing, const Tensor& scale, const Tensor& loss, const Tensor& nll);
 
 }  // namespace frit

@@ -1,7 +1,8 @@
 #include <cmath>
+#include <limits>
 
 #include "frit/ops/case.h"
-#include "frit/ops/embedding/embedding.h"
+#include "frit/ops/embedding/gpu.h"
 
 namespace frit {
 namespace {
@@ -14,6 +15,9 @@ struct Options {
   DType gradient = DType::kF32;
   int64_t stride = 0;  // of the table and the positions
   int64_t places = 40;
+  int64_t tail = 0;        // tokens behind the last sequence, and ids out of range: a GPU takes them for nothing
+  bool counts = false;     // no word has more tokens than a piece: what backward reads on a GPU is known
+  bool instances = false;  // every instance of the kernels is forced
   Fill ids = nullptr;
   const char* note = "";
 };
@@ -22,14 +26,23 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
   OpCase c;
   int64_t tokens = 0, longest = 0;
   for (int64_t l : lengths) tokens += l, longest = std::max(longest, l);
+  const int64_t real = tokens;
+  tokens += o.tail;
   const int64_t places = std::max(o.places, o.position_offset + longest);
   c.name = fmt::format("{}x{}/V{}/{}/p{}{}{}{}{}{}{}{}", tokens, width, vocabulary, name_of(dtype), o.p_drop,
                        o.positions ? "" : "/no_positions", o.position_ids ? "/position_ids" : "",
                        o.position_offset ? fmt::format("/from{}", o.position_offset) : "", o.pad_id >= 0 ? "/pad" : "",
-                       o.gradient == DType::kF32 ? "" : "/bf16_gradient", o.stride ? "/strided" : "", o.note);
+                       o.gradient == DType::kF32 ? "" : "/16_bit_gradient", o.stride ? "/strided" : "",
+                       o.tail ? "/tail" + std::string(o.note) : o.note);
   const Dropout dropout{o.p_drop, dropout_site("case"), 2, {3, 8}};
   const float scale = std::sqrt(static_cast<float>(width));
-  c.inputs = {{"ids", DType::kI32, {tokens}, o.ids ? o.ids : fill_below(vocabulary)},
+  const Fill ids = [=](CaseRandom& random, Array& a) {
+    fill_below(vocabulary)(random, a);
+    if (o.tail == 0) return;
+    for (int64_t t = real; t < tokens; t += 2) a[t] = -1;
+    a[real / 2] = -1, a[real / 3] = static_cast<double>(vocabulary), a[0] = 2e9;
+  };
+  c.inputs = {{"ids", DType::kI32, {tokens}, o.ids ? o.ids : ids},
               {"offsets", DType::kI32, {static_cast<int64_t>(lengths.size()) + 1}, fill_offsets(lengths)},
               {"table", dtype, {vocabulary, width}, fill_normal(), o.stride}};
   if (o.positions) c.inputs.push_back({"positions", dtype, {places, width}, fill_normal(), o.stride});
@@ -47,9 +60,13 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
     std::vector<int64_t> result;
     for (int64_t l : lengths)
       for (int64_t i = 0; i < l; ++i) result.push_back(i + o.position_offset);
+    result.resize(tokens, -1);
     if (o.position_ids)
-      for (int64_t t = 0; t < tokens; ++t) result[t] = static_cast<int64_t>(in.at("position_ids")[t]);
+      for (int64_t t = 0; t < real; ++t) result[t] = static_cast<int64_t>(in.at("position_ids")[t]);
     return result;
+  };
+  const auto counts = [=](const Arrays& in, int64_t t) {
+    return t < real && in.at("ids")[t] >= 0 && in.at("ids")[t] < static_cast<double>(vocabulary);
   };
   const auto factor = [=](int64_t t, int64_t i) {
     return !dropout.active() ? 1 : dropout.keep(t, i) ? static_cast<double>(dropout.scale()) : 0;
@@ -58,14 +75,15 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
   c.oracle = [=](const Arrays& in, Arrays& out) {
     const auto at = positions(in);
     for (int64_t t = 0; t < tokens; ++t)
-      for (int64_t i = 0; i < width; ++i) {
+      for (int64_t i = 0; counts(in, t) && i < width; ++i) {
         double v = static_cast<double>(scale) * in.at("table")[static_cast<int64_t>(in.at("ids")[t]) * width + i];
         if (o.positions) v += in.at("positions")[at[t] * width + i];
         out["y"][t * width + i] = factor(t, i) * v;
       }
   };
   const int64_t size = size_of(dtype);
-  c.forward_budget = {tokens * width == 0 ? 0 : 1, 0, tokens * (4 + width * size * (o.positions ? 3 : 2))};
+  c.forward_budget = {tokens * width == 0 ? 0 : 1, 0,
+                      tokens * (4 + width * size * 2) + (o.positions ? std::min(tokens, places) * width * size : 0)};
   c.incoming = {"y"};
   c.differentiable = c.accumulates = {"table"};
   const bool learned = o.positions && o.learned;
@@ -82,11 +100,11 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
   };
   c.gradient_oracle = [=](const Arrays& in, Arrays& out) {
     const auto at = positions(in);
-    for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t t = 0; t < real; ++t)
       for (int64_t i = 0; i < width; ++i) {
         const double g = factor(t, i) * in.at("dy")[t * width + i];
         const int64_t id = static_cast<int64_t>(in.at("ids")[t]);
-        if (id != o.pad_id) out["dtable"][id * width + i] += static_cast<double>(scale) * g;
+        if (id != o.pad_id && counts(in, t)) out["dtable"][id * width + i] += static_cast<double>(scale) * g;
         if (learned) out["dpositions"][at[t] * width + i] += g;
       }
   };
@@ -98,6 +116,50 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
                  : 1,
       static_cast<int64_t>(align_up((keys + 2) * 4) + align_up(tokens * 4)),
       tokens * (4 + width * size) + (vocabulary + (learned ? places : 0)) * width * size_of(o.gradient)};
+
+  // On a GPU: a warp a token reads its id, the last offset and its position in every lane, the row, and the offsets
+  // once to find its sequence (up to 32 of them).
+  const int64_t sequences = static_cast<int64_t>(lengths.size());
+  const bool aligned = width * size % 16 == 0 && o.stride == 0, found = o.positions && !o.position_ids;
+  c.forward_gpu.launches = tokens * width > 0;
+  c.forward_gpu.barriers = c.forward_gpu.atomics = c.forward_gpu.scratch_bytes = 0;
+  if (aligned && width > 0 && o.tail == 0 && sequences <= 32) {
+    c.forward_gpu.read_bytes =
+        tokens * (32 * 4 * (o.positions ? 3 : 2) + (found ? sequences * 4 : 0) + width * size * (o.positions ? 2 : 1));
+    c.forward_gpu.written_bytes = tokens * width * size;
+  }
+  const int64_t pieces = (tokens + kEmbeddingPiece - 1) / kEmbeddingPiece;
+  const auto scratch = [=](int64_t rows) {
+    return static_cast<int64_t>(align_up((rows + 1) * 4) + align_up(tokens * 4) + align_up(pieces * 4) +
+                                align_up(2 * pieces * ((width + 3) / 4 * 4) * 4));
+  };
+  c.backward_gpu.launches =
+      width == 0 ? 0 : (tokens > 0 ? 3 : 2) * (learned ? 2 : 1) + (learned && found && tokens > 0);
+  c.backward_gpu.scratch_bytes =
+      width == 0 ? 0
+      : learned
+          ? std::max(scratch(vocabulary), scratch(places) + (found ? static_cast<int64_t>(align_up(tokens * 4)) : 0))
+          : scratch(vocabulary);
+  c.backward_gpu.atomics = 0;
+  if (aligned && o.counts && !learned) {
+    const int64_t owners = (vocabulary + 255) / 256, vectors = width * size / 16;
+    const int64_t visits = vectors <= 32 ? 1 : (vectors + 63) / 64;     // of a row's tokens: 2 vectors a lane
+    c.backward_gpu.barriers = 4;                                        // of the sort
+    c.backward_gpu.read_bytes = owners * (1024 * 4 + 2 * tokens * 4) +  // sort: the last offset, the ids twice
+                                pieces * 32 * (4 + 8 * 4) +             // what a piece needs to know of its runs
+                                vocabulary * 32 * 8 + visits * tokens * 32 * 4 +  // a row's tokens, in every lane
+                                tokens * width * size + (width + 127) / 128 * pieces * 8 * 4;
+    c.backward_gpu.written_bytes = (vocabulary + 1 + tokens + pieces) * 4 + vocabulary * width * size_of(o.gradient);
+  }
+  if (o.tail > 0) {
+    c.incoming_fill = [=](CaseRandom& random, Array& a) {
+      fill_normal()(random, a);
+      for (int64_t i = real * width; i < tokens * width; ++i) a[i] = std::numeric_limits<double>::quiet_NaN();
+    };
+    c.finite_difference_step = 0;  // the loss is not a number
+  }
+  if (o.tail > 0 || dtype == DType::kF16) c.where = Where::kGpu;
+  if (o.instances) c.forward_instances = {"1_vector", "4_vectors"}, c.backward_instances = {"1_vector", "2_vectors"};
   return c;
 }
 
@@ -110,7 +172,8 @@ void fill_zipf(CaseRandom& random, Array& a) {
 
 std::vector<OpCase> embedding_cases() {
   std::vector<OpCase> cases;
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    const bool narrow = dtype != DType::kF32;
     for (int64_t width : {1, 7, 31, 32, 33, 127, 511, 513, 1023, 1024, 1025}) {
       cases.push_back(make({}, width, 5, dtype));
       cases.push_back(make({1}, width, 3, dtype));
@@ -122,20 +185,49 @@ std::vector<OpCase> embedding_cases() {
     cases.push_back(make({12, 21}, 65, 11, dtype, {.position_ids = true}));
     cases.push_back(make({1, 1, 1, 1}, 65, 11, dtype, {.position_offset = 17}));
     cases.push_back(make({12, 21}, 65, 11, dtype, {.p_drop = 0, .pad_id = 3}));
-    cases.push_back(make({12, 21}, 65, 1, dtype, {.p_drop = 0.5f}));  // every token the same
-    cases.push_back(make({12, 21}, 65, 3000, dtype));                 // most rows without a token
+    cases.push_back(make({12, 21}, 65, 1, dtype, {.p_drop = 0.5f}));             // every token the same
+    if (dtype != DType::kF16) cases.push_back(make({12, 21}, 65, 3000, dtype));  // most rows without a token
     cases.push_back(make({200, 100}, 40, 20, dtype, {.places = 200}));
     cases.push_back(make({9, 5}, 33, 12, dtype, {.stride = 40}));
     cases.push_back(make({5, 3}, 33, 5, dtype,
                          {.stride = int64_t{1} << 30, .places = 5}));  // the last row begins past 2^31 elements
     cases.push_back(make({3}, 0, 5, dtype));
+    // Words and positions with many pieces of tokens; all tokens one word; every instance, aligned and not.
+    cases.push_back(make({300}, 24, 1, dtype, {.places = 300, .note = "/one_word"}));
+    cases.push_back(make({70, 1, 90}, 136, 4, dtype, {.places = 90, .instances = true}));
+    cases.push_back(make({9, 0, 14}, 1030, 30, dtype, {.instances = true}));
+    cases.push_back(make({130, 70}, 131, 3, dtype, {.learned = false, .instances = true, .note = "/fixed_positions"}));
+    cases.push_back(make(std::vector<int64_t>(70, 2), 19, 300, dtype, {.note = "/70_sequences"}));
+    // No word has many tokens: what is read and written is known.
+    for (int64_t width : {64, 256, 520}) {
+      cases.push_back(make({3, 11, 2}, width, 100, dtype, {.learned = false, .counts = true, .note = "/counted"}));
+      cases.push_back(
+          make({16}, width, 257, dtype, {.positions = false, .gradient = dtype, .counts = true, .note = "/counted"}));
+    }
+    for (int64_t width : {40, 65}) {
+      cases.push_back(make({30, 7, 5}, width, 9, dtype, {.tail = 22}));
+      cases.push_back(make({30, 7, 5}, width, 9, dtype, {.position_ids = true, .pad_id = 2, .tail = 3}));
+      cases.push_back(make({30, 7, 5}, width, 9, dtype, {.positions = false, .gradient = dtype, .tail = 1}));
+      cases.push_back(make({33}, width, 2, dtype, {.gradient = dtype, .tail = 50, .note = "/long_runs"}));
+    }
+    if (narrow) cases.push_back(make({12, 21}, 65, 11, dtype, {.gradient = dtype}));
+    if (dtype == DType::kF16) continue;
     for (float p : {0.0f, 0.1f}) {
       cases.push_back(
           make(std::vector<int64_t>(128, 32), 512, 8000, dtype, {.learned = false, .p_drop = p, .ids = fill_zipf}));
-      cases.back().benchmark = true, cases.back().test = false;
+      cases.back().benchmark = true, cases.back().test = false, cases.back().where = Where::kCpu;
     }
   }
-  cases.push_back(make({12, 21}, 65, 11, DType::kBF16, {.gradient = DType::kBF16}));
+  const auto timed = [&](int64_t width, float p, Fill ids, const char* note) {
+    cases.push_back(make(std::vector<int64_t>(512, 32), width, 32768, DType::kBF16,
+                         {.learned = false, .p_drop = p, .gradient = DType::kBF16, .ids = ids, .note = note}));
+    cases.back().benchmark = true, cases.back().test = false, cases.back().where = Where::kGpu;
+  };
+  for (int64_t width : {1023, 1024, 1025}) timed(width, 0.1f, nullptr, "/random");
+  timed(1024, 0, nullptr, "/random");
+  timed(1024, 0.1f, fill_uniform(7, 7), "/one_word");
+  timed(1025, 0.1f, fill_uniform(7, 7), "/one_word");
+  timed(1024, 0.1f, fill_zipf, "/zipf");
   return cases;
 }
 

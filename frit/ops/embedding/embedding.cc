@@ -1,6 +1,7 @@
 #include "frit/ops/embedding/embedding.h"
 
 #include "frit/ops/embedding/cpu.h"
+#include "frit/ops/embedding/gpu.h"
 
 namespace frit {
 namespace {
@@ -22,7 +23,7 @@ void check(Context& context, const EmbeddingArgs& args, int64_t vocabulary, int6
     FRIT_CHECK(args.position_offset >= 0, "[embedding] position_offset is {}, expected 0 or more",
                args.position_offset);
   }
-  if (context.planning()) return;
+  if (context.planning() || context.on_gpu()) return;  // the kernels take what is out of range for nothing
   const int32_t* ids = args.ids.data<int32_t>();
   for (int64_t t = 0; t < tokens; ++t)
     FRIT_CHECK(ids[t] >= 0 && ids[t] < vocabulary, "[embedding] id {} of token {} is not in 0..{}", ids[t], t,
@@ -49,16 +50,16 @@ void check(Context& context, const EmbeddingArgs& args, int64_t vocabulary, int6
   }
 }
 
-void check_table(const Tensor& table) {
-  FRIT_CHECK(table.rank() == 2, "[embedding] table is {}, expected [V, H]", table.to_string());
-  FRIT_CHECK(table.dtype() == DType::kF32 || table.dtype() == DType::kBF16,
-             "[embedding] table is {}, expected f32 or bf16", table.to_string());
+void check_matrix(Context& context, const char* name, const Tensor& t, const char* shape) {
+  FRIT_CHECK(t.rank() == 2 && (t.dtype() == DType::kF32 || is_16bit_float(t.dtype())),
+             "[embedding] {} is {}, expected {}, f32, bf16 or f16", name, t.to_string(), shape);
+  FRIT_CHECK(context.on_gpu() || t.dtype() != DType::kF16, "[embedding] f16 needs a GPU");
 }
 
 }  // namespace
 
 void embedding_forward(Context& context, const EmbeddingArgs& args, const Tensor& y) {
-  check_table(args.table);
+  check_matrix(context, "table", args.table, "[V, H]");
   const int64_t width = args.table.dim(1);
   if (args.positions.defined()) {
     FRIT_CHECK(
@@ -69,13 +70,13 @@ void embedding_forward(Context& context, const EmbeddingArgs& args, const Tensor
   FRIT_CHECK(y.shape() == (Shape{args.ids.dim(0), width}) && y.dtype() == args.table.dtype(),
              "[embedding] y is {}, expected {}[{}, {}]", y.to_string(), name_of(args.table.dtype()), args.ids.dim(0),
              width);
+  if (context.on_gpu()) return embedding_forward_gpu(context, args, y);
   embedding_forward_cpu(context, args, y);
 }
 
 void embedding_backward(Context& context, const EmbeddingArgs& args, const Tensor& dy, int64_t pad_id, bool accumulate,
                         const Tensor& dtable, const Tensor& dpositions) {
-  FRIT_CHECK(dy.rank() == 2 && (dy.dtype() == DType::kF32 || dy.dtype() == DType::kBF16),
-             "[embedding] dy is {}, expected [tokens, H]", dy.to_string());
+  check_matrix(context, "dy", dy, "[tokens, H]");
   const int64_t width = dy.dim(1);
   FRIT_CHECK(
       dtable.rank() == 2 && dtable.dim(1) == width && (dtable.dtype() == DType::kF32 || dtable.dtype() == dy.dtype()),
@@ -88,6 +89,7 @@ void embedding_backward(Context& context, const EmbeddingArgs& args, const Tenso
   }
   check(context, args, dtable.dim(0), dpositions.defined() ? dpositions.dim(0) : -1);
   FRIT_CHECK(args.ids.dim(0) == dy.dim(0), "[embedding] ids are {}, dy is {}", args.ids.to_string(), dy.to_string());
+  if (context.on_gpu()) return embedding_backward_gpu(context, args, dy, pad_id, accumulate, dtable, dpositions);
   embedding_backward_cpu(context, args, dy, pad_id, accumulate, dtable, dpositions);
 }
 

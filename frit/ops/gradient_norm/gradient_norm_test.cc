@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 
 namespace frit {
 namespace {
@@ -62,6 +63,32 @@ TEST(GradientNorm, IndicesPast2To31) {
   g.data<bfloat16>()[(int64_t{1} << 31) + 1] = bfloat16(-6);
   EXPECT_EQ(norm_of(g).sum, 4 + 9 + 36);
   munmap(p, bytes);
+}
+
+TEST(GradientNormGpu, SeesNotFiniteAnywhere) {
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  ThreadPool pool(1);
+  Memory memory(gpu.get());
+  Context context(pool, memory, gpu.get());
+  constexpr int64_t kN = 20003;
+  const Buffer sum = context.allocate({1}, DType::kF64, "sum"), flag = context.allocate({1}, DType::kI32, "flag"),
+               g = context.allocate({kN}, DType::kBF16, "gradients");
+  std::vector<bfloat16> host(kN, bfloat16(1.0f));
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const float bad : {1.0f, infinity, -infinity, nan, -nan}) {
+    for (const int64_t at : {int64_t{0}, int64_t{8191}, kN - 3, kN - 1}) {
+      host[at] = bfloat16(bad);
+      gpu->upload(g->raw(), host.data(), kN * sizeof(bfloat16));
+      gradient_norm(context, g, sum, flag);
+      gpu->synchronize();
+      Norm norm;
+      gpu->download(&norm.sum, sum->raw(), sizeof(double));
+      gpu->download(&norm.not_finite, flag->raw(), sizeof(int32_t));
+      EXPECT_EQ(norm.not_finite, bad != 1.0f) << bad << " at " << at;
+      EXPECT_EQ(std::isfinite(norm.sum), bad == 1.0f);
+      host[at] = bfloat16(1.0f);
+    }
+  }
 }
 
 TEST(GradientNorm, Errors) {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "frit/ops/case.h"
@@ -29,6 +30,69 @@ RowStats stats(const Array& x, int64_t r) {
   return {mean, 1 / std::sqrt(squares / static_cast<double>(cols) + static_cast<double>(kEps))};
 }
 
+int64_t over(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+int64_t vectors_of(int64_t cols, DType dtype) {
+  return over(cols, 16 / size_of(dtype));
+}
+
+// x once, y once. A warp's gamma and beta serve the two rows it takes where a vector a thread is enough, else one; up
+// to 128 vectors a warp owns a row and meets no barrier; past 2048 x is read twice.
+GpuBudget forward_gpu(int64_t rows, int64_t cols, DType dtype) {
+  const int64_t size = size_of(dtype), vectors = vectors_of(cols, dtype), at_once = vectors <= 32 ? 2 : 1;
+  GpuBudget b;
+  b.launches = rows == 0 ? 0 : 1;
+  b.barriers = rows > 0 && vectors > 128 ? 1 : 0;
+  if (vectors <= 128 || vectors >= 1024)  // between, the number of rows a warp takes depends on how it fills
+    b.read_bytes = rows * cols * size * (vectors > 2048 ? 2 : 1) + over(rows, at_once) * 2 * cols * size;
+  b.written_bytes = rows * cols * size + 8 * rows;
+  b.atomics = 0, b.scratch_bytes = 0;
+  return b;
+}
+
+// dy and x (and dresidual) once, dx once. Beside them: mean and rstd once for each warp of a row; gamma once for each
+// group of warps of a block (twice a row from 513 vectors on); the partial sums of `blocks` blocks, which the second
+// launch reads. Barriers: one a batch of rows unless a warp owns a row, one to add the block's groups, one in the
+// second launch.
+GpuBudget backward_gpu(int64_t rows, int64_t cols, DType dtype, DType dgamma, bool residual) {
+  const int64_t size = size_of(dtype), vectors = vectors_of(cols, dtype);
+  GpuBudget b;
+  if (vectors > 2048) return b;
+  const int64_t each = vectors <= 256   ? 1
+                       : vectors <= 512 ? 2
+                                        : 4,
+                warps = over(vectors, 32 * each), groups = std::max<int64_t>(1, 8 / warps),
+                batch = groups * (each == 1 ? 2 : 1), most = 132 * std::max<int64_t>(1, 16 / (warps * groups)),
+                blocks = std::clamp<int64_t>(over(rows, 2 * batch), 1, most);
+  b.launches = 2;
+  b.barriers = (warps > 1 ? over(over(rows, blocks), batch) : 0) + (groups > 1 ? 1 : 0) + 1;
+  b.read_bytes = rows * cols * size * (residual ? 3 : 2) + rows * warps * 8 +
+                 (each < 4 ? blocks * groups : 2 * rows) * cols * size + blocks * 2 * cols * 4;
+  b.written_bytes = rows * cols * size + blocks * 2 * cols * 4 + 2 * cols * size_of(dgamma);
+  b.atomics = 0;
+  b.scratch_bytes = static_cast<int64_t>(align_up(blocks * 2 * cols * 4));
+  return b;
+}
+
+// Every kernel instance that can run the case (frit/ops/layer_norm/gpu.h) but backward's "atomic", whose bits are not
+// the same from run to run.
+void add_instances(OpCase& c, int64_t cols, DType dtype) {
+  const int64_t vectors = vectors_of(cols, dtype);
+  c.forward_instances = {"looped"};
+  if (vectors <= 8 * 32)
+    for (const char* name : {"one_sync_1", "two_sync", "moments"}) c.forward_instances.push_back(name);
+  if (vectors <= 8 * 64) c.forward_instances.push_back("one_sync_2");
+  if (vectors <= 8 * 128) c.forward_instances.push_back("one_sync_4");
+  if (vectors <= 16 * 128) c.forward_instances.push_back("one_sync_wide");
+  if (!c.backward) return;
+  c.backward_instances = {"looped", "column_serial", "tiled_32x32", "tiled_32x33", "two_stage_apart"};
+  if (vectors <= 8 * 32)
+    for (const char* name : {"xhat_1", "dependence", "slides"}) c.backward_instances.push_back(name);
+  if (vectors <= 8 * 64) c.backward_instances.push_back("xhat_2");
+  if (vectors <= 16 * 128) c.backward_instances.push_back("xhat_4");
+}
+
 OpCase make_forward(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
   OpCase c;
   c.name = fmt::format("{}x{}/{}{}{}{}{}", rows, cols, name_of(dtype), o.residual ? "/residual" : "",
@@ -52,6 +116,8 @@ OpCase make_forward(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
     }
   };
   c.tolerance["mean"] = {1e-6, 1e-6};
+  if (dtype == DType::kF16) c.where = Where::kGpu;
+  c.forward_gpu = forward_gpu(rows, cols, dtype);
   c.forward_budget = {rows == 0 ? 0 : 1, 0, rows * cols * size_of(dtype) * 2 + 2 * cols * size_of(dtype) + 8 * rows};
   return c;
 }
@@ -97,6 +163,7 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
   c.backward_budget = {
       2, static_cast<int64_t>(align_up(partial_sum_pieces(rows) * 2 * cols * 4)),
       rows * cols * size_of(dtype) * (o.residual ? 4 : 3) + cols * (size_of(dtype) + 2 * size_of(o.dgamma)) + 8 * rows};
+  c.backward_gpu = backward_gpu(rows, cols, dtype, o.dgamma, o.residual);
   return c;
 }
 
@@ -109,11 +176,29 @@ OpCase make_far(int64_t rows, int64_t cols, DType dtype, double mean, double dev
   return c;
 }
 
+// Rows of +-1024, as many of each: xhat is exactly +-1, and with whole dy all sums are exact, so that even sums in no
+// fixed order have the same bits.
+OpCase make_exact(int64_t rows, int64_t cols, DType dtype) {
+  OpCase c = make(rows, cols, dtype, {.note = "/exact"});
+  c.inputs[0].fill = [=](CaseRandom& random, Array& a) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const double sign = random.below(2) ? 1024 : -1024;
+      for (int64_t i = 0; i < cols; ++i) a[r * cols + i] = i % 2 ? sign : -sign;
+    }
+  };
+  c.incoming_fill = [](CaseRandom& random, Array& a) {
+    for (double& v : a.v) v = static_cast<double>(random.below(7) - 3);
+  };
+  c.backward_instances = {"atomic", "column_serial", "tiled_32x32", "tiled_32x33", "two_stage_apart"};
+  return c;
+}
+
 }  // namespace
 
 std::vector<OpCase> layer_norm_cases() {
   std::vector<OpCase> cases;
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    const bool f16 = dtype == DType::kF16;
     for (int64_t cols : {2, 7, 31, 32, 33, 127, 511, 513, 1023, 1024, 1025}) {
       for (int64_t rows : {0, 1, 3}) cases.push_back(make(rows, cols, dtype));
       for (int64_t rows : {31, 67, 130})
@@ -125,9 +210,29 @@ std::vector<OpCase> layer_norm_cases() {
     cases.push_back(make(17, 65, dtype, {.residual = true, .stride = 72}));
     cases.push_back(make(4, 33, dtype, {.stride = int64_t{1} << 30}));  // the last row begins past 2^31 elements
     cases.push_back(make(3, 5000, dtype));
+    // Every kernel instance: rows that fill vectors and that do not, one warp a row and several, several batches a
+    // block.
+    cases.push_back(make(70, 40, dtype, {.note = "/instances"}));
+    cases.push_back(make(67, 131, dtype, {.residual = true, .note = "/instances"}));
+    cases.push_back(make(9, 800, dtype, {.stride = 801, .note = "/instances"}));
+    cases.push_back(make(13, 1001, dtype, {.residual = true, .note = "/instances"}));
+    cases.push_back(make(2, 2560, dtype, {.note = "/instances"}));
+    for (size_t i = cases.size() - 5; i < cases.size(); ++i)
+      add_instances(cases[i], cases[i].inputs[0].shape[1], dtype);
+    cases.push_back(make_exact(67, 66, dtype));
+    cases.push_back(make(2, 2049 * (16 / size_of(dtype)) - 3, dtype, {.note = "/looped"}));
+    // E[x^2] - E[x]^2: the variance's relative error is eps * (mean / std)^2, here 900 units of 2^-23 and some
+    // rounding.
+    OpCase moments = make_forward(7, 300, dtype, {.fill = fill_normal(30, 1), .note = "/mean30"});
+    moments.forward_instances = {"moments", "two_sync"};
+    if (dtype == DType::kF32) moments.tolerance["y"] = {5e-4, 5e-4}, moments.tolerance["rstd"] = {0, 1e-4};
+    moments.tolerance["mean"] = {0, 1e-6};
+    cases.push_back(moments);
     cases.push_back(make_forward(5, 64, dtype, {.fill = fill_uniform(3, 3), .note = "/constant"}));
     cases.push_back(make_far(7, 1024, dtype, 1000, 0.1, "/mean1000_std0.1"));
     cases.push_back(make_far(7, 1023, dtype, 10, 1e-2, "/mean10_std0.01"));
+    for (size_t i = cases.size() - 2; i < cases.size(); ++i)
+      cases[i].forward_instances = {"one_sync_1", "one_sync_2", "one_sync_4", "one_sync_wide", "looped"};
     // One element far from the rest: a shift by the first element alone would lose the others.
     OpCase outlier = make_forward(3, 1024, dtype, {.note = "/outlier"});
     outlier.inputs[0].fill = [](CaseRandom& random, Array& a) {
@@ -137,11 +242,21 @@ std::vector<OpCase> layer_norm_cases() {
     outlier.tolerance["mean"] = {5e-5, 0};  // the sum passes 1e4
     cases.push_back(outlier);
     for (int64_t cols : {256, 1024}) {
+      if (f16) continue;
       cases.push_back(make(4096, cols, dtype));
       cases.back().benchmark = true, cases.back().test = false;
     }
+    if (f16) continue;
     cases.push_back(make(4096, 1024, dtype, {.residual = true}));
     cases.back().benchmark = true, cases.back().test = false;
+  }
+  for (auto [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{
+           {65536, 1024}, {65536, 1023}, {65536, 1025}, {32768, 768}, {32768, 767}, {16384, 4096}, {16384, 4095}}) {
+    OpCase c = make(rows, cols, DType::kBF16);
+    c.where = Where::kGpu, c.benchmark = true, c.test = false;
+    add_instances(c, cols, DType::kBF16);
+    if (cols == 1024) c.backward_instances.push_back("atomic");
+    cases.push_back(c);
   }
   cases.push_back(make(66, 40, DType::kBF16, {.dgamma = DType::kBF16}));
   return cases;

@@ -1,14 +1,16 @@
 #include "frit/ops/layer_norm/layer_norm.h"
 
 #include "frit/ops/layer_norm/cpu.h"
+#include "frit/ops/layer_norm/gpu.h"
 
 namespace frit {
 namespace {
 
-void check_input(const Tensor& x) {
+void check_input(const Context& context, const Tensor& x) {
   FRIT_CHECK(x.rank() == 2, "[layer_norm] x is {}, expected [rows, cols]", x.to_string());
-  FRIT_CHECK(x.dtype() == DType::kF32 || x.dtype() == DType::kBF16, "[layer_norm] x is {}, expected f32 or bf16",
+  FRIT_CHECK(x.dtype() == DType::kF32 || is_16bit_float(x.dtype()), "[layer_norm] x is {}, expected f32, bf16 or f16",
              x.to_string());
+  FRIT_CHECK(x.dtype() != DType::kF16 || context.on_gpu(), "[layer_norm] f16 needs a GPU, x is {}", x.to_string());
   FRIT_CHECK(x.dim(1) > 0, "[layer_norm] x is {}, expected at least one column", x.to_string());
 }
 void check_like(const Tensor& t, const Tensor& x, const char* name) {
@@ -30,19 +32,20 @@ void check_rows(const Tensor& t, const Tensor& x, const char* name) {
 
 void layer_norm_forward(Context& context, const Tensor& x, const Tensor& gamma, const Tensor& beta, float eps,
                         const Tensor& y, const Tensor& mean, const Tensor& rstd) {
-  check_input(x);
+  check_input(context, x);
   check_columns(gamma, x, "gamma", false);
   check_columns(beta, x, "beta", false);
   check_like(y, x, "y");
   if (mean.defined()) check_rows(mean, x, "mean");
   if (rstd.defined()) check_rows(rstd, x, "rstd");
+  if (context.on_gpu()) return layer_norm_forward_gpu(context, x, gamma, beta, eps, y, mean, rstd);
   layer_norm_forward_cpu(context, x, gamma, beta, eps, y, mean, rstd);
 }
 
 void layer_norm_backward(Context& context, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Tensor& mean,
                          const Tensor& rstd, const Tensor& dresidual, bool accumulate, const Tensor& dx,
                          const Tensor& dgamma, const Tensor& dbeta) {
-  check_input(x);
+  check_input(context, x);
   check_like(dy, x, "dy");
   check_columns(gamma, x, "gamma", false);
   check_rows(mean, x, "mean");
@@ -51,6 +54,8 @@ void layer_norm_backward(Context& context, const Tensor& dy, const Tensor& x, co
   check_like(dx, x, "dx");
   check_columns(dgamma, x, "dgamma", true);
   check_columns(dbeta, x, "dbeta", true);
+  if (context.on_gpu())
+    return layer_norm_backward_gpu(context, dy, x, gamma, mean, rstd, dresidual, accumulate, dx, dgamma, dbeta);
   layer_norm_backward_cpu(context, dy, x, gamma, mean, rstd, dresidual, accumulate, dx, dgamma, dbeta);
 }
 

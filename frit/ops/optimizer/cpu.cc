@@ -223,6 +223,9 @@ void update_kind(const OptimizerConstants& c, const OptimizerBlocks& b, PhiloxKe
       return bf16.template operator()<Precision::kBF16Stochastic>();
     case Precision::kBF16Residual:
       return bf16.template operator()<Precision::kBF16Residual>();
+    case Precision::kF16Master:
+    case Precision::kF16Stochastic:
+      break;  // the GPU's alone: refused before
   }
 }
 void update_adam(const OptimizerConstants& c, const OptimizerBlocks& b, PhiloxKey key, int64_t begin, int64_t end) {
@@ -240,36 +243,11 @@ namespace frit {
 HWY_EXPORT(update_adam);
 HWY_EXPORT(update_sgd);
 
-namespace {
-
-OptimizerConstants constants_of(const OptimizerArgs& args, const OptimizerStep& step, bool decays) {
-  const bool adam = args.kind != OptimizerKind::kSgd;
-  const double decay = decays ? args.weight_decay : 0, lr = step.learning_rate;
-  const bool decoupled = args.kind == OptimizerKind::kAdamW;
-  const double bias1 = adam ? 1 - std::pow(args.beta1, static_cast<double>(step.step)) : 1;
-  const double bias2 = adam ? 1 - std::pow(args.beta2, static_cast<double>(step.step)) : 1;
-  OptimizerConstants c;
-  c.gradient_scale = step.gradient_scale;
-  c.weight_decay_l2 = static_cast<float>(decoupled ? 0 : decay);
-  c.weight_keep = static_cast<float>(decoupled ? 1 - lr * decay : 1);
-  c.one_minus_beta1 = static_cast<float>(1 - args.beta1);
-  c.beta1 = static_cast<float>(args.beta1);
-  c.beta2 = static_cast<float>(args.beta2);
-  c.one_minus_beta2 = static_cast<float>(1 - args.beta2);
-  c.bias2_sqrt = static_cast<float>(std::sqrt(bias2));
-  c.eps = static_cast<float>(args.eps);
-  c.minus_step_size = static_cast<float>(-lr / bias1);
-  c.momentum = static_cast<float>(args.momentum);
-  c.lerp_from_gradient = 1 - args.beta1 >= 0.5;
-  return c;
-}
-
-}  // namespace
-
-void optimizer_step_cpu(Context& context, const OptimizerArgs& args, const OptimizerStep& step,
+void optimizer_step_cpu(Context& context, const OptimizerArgs& args, const OptimizerConstants& constants,
                         const OptimizerBlocks& blocks, int64_t begin, int64_t end) {
-  const OptimizerConstants decaying = constants_of(args, step, true), plain = constants_of(args, step, false);
-  const PhiloxKey key{args.seed, static_cast<uint32_t>(step.step)};
+  OptimizerConstants plain = constants;
+  plain.weight_decay_l2 = 0, plain.weight_keep = 1;
+  const PhiloxKey key{args.seed, constants.step};
   const auto run = [&](const OptimizerConstants& c, int64_t from, int64_t to) {
     if (from >= to) return;
     if (args.kind == OptimizerKind::kSgd)
@@ -282,7 +260,7 @@ void optimizer_step_cpu(Context& context, const OptimizerArgs& args, const Optim
   const int64_t first = begin / kUnit, units = (end + kUnit - 1) / kUnit - first;
   context.pool().parallel_for(begin < end ? units : 0, 256, [&](int64_t from, int64_t to, int) {
     from = std::max(begin, (first + from) * kUnit), to = std::min(end, (first + to) * kUnit);
-    run(decaying, from, std::min(to, args.decay_end));
+    run(constants, from, std::min(to, args.decay_end));
     run(plain, std::max(from, args.decay_end), to);
   });
 }

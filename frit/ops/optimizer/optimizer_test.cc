@@ -126,6 +126,9 @@ void reference_step(const OptimizerArgs& a, const OptimizerStep& s, Workspace& w
             bfloat16::from_bits(static_cast<uint16_t>((std::bit_cast<uint32_t>(p) + random) >> 16));
         break;
       }
+      case Precision::kF16Master:
+      case Precision::kF16Stochastic:
+        FAIL() << "the CPU has no fp16";
       case Precision::kBF16Residual: {
         const SplitFloat split = split_float(p);
         w.parameters().data<bfloat16>()[i] = bfloat16::from_bits(split.high);
@@ -429,6 +432,232 @@ TEST(Optimizer, NotFiniteStaysNotFinite) {
       }
     }
   }
+}
+
+// A copy of a tensor in a GPU's memory.
+class OnGpu {
+ public:
+  OnGpu(Gpu& gpu, const Tensor& host) : gpu_(gpu), host_(host) {
+    if (!host.defined()) return;
+    p_ = gpu.allocate(static_cast<size_t>(host.bytes()));
+    gpu.born(p_, static_cast<size_t>(host.bytes()), host.dtype());
+    gpu.upload(p_, host.raw(), static_cast<size_t>(host.bytes()));
+  }
+  ~OnGpu() {
+    if (!p_) return;
+    gpu_.died(p_);
+    gpu_.release(p_);
+  }
+  OnGpu(const OnGpu&) = delete;
+  Tensor tensor() const { return p_ ? Tensor(p_, host_.dtype(), host_.shape(), gpu_.device()) : Tensor(); }
+  std::vector<char> bits() const {
+    std::vector<char> result(p_ ? host_.bytes() : 0);
+    if (p_) gpu_.download(result.data(), p_, result.size());
+    return result;
+  }
+
+ private:
+  Gpu& gpu_;
+  Tensor host_;
+  void* p_ = nullptr;
+};
+// The blocks of a workspace, copied to a GPU.
+struct BlocksOnGpu {
+  OnGpu parameters, gradients, moment1, moment2, master, residual;
+  BlocksOnGpu(Gpu& gpu, const Workspace& w)
+      : parameters(gpu, w.parameters()),
+        gradients(gpu, w.gradients()),
+        moment1(gpu, w.moment1()),
+        moment2(gpu, w.moment2()),
+        master(gpu, w.master()),
+        residual(gpu, w.residual()) {}
+  OptimizerBlocks blocks(Precision precision) const {
+    return {precision,        parameters.tensor(), gradients.tensor(), moment1.tensor(),
+            moment2.tensor(), master.tensor(),     residual.tensor()};
+  }
+  std::vector<char> bits() const {
+    std::vector<char> all;
+    for (const OnGpu* block : {&parameters, &moment1, &moment2, &master, &residual}) {
+      const std::vector<char> bits = block->bits();
+      all.insert(all.end(), bits.begin(), bits.end());
+    }
+    return all;
+  }
+};
+
+TEST(OptimizerGpu, HasTheBitsOfTheCpu) {
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  Runner cpu;
+  Memory memory(gpu.get());
+  Context context(cpu.pool, memory, gpu.get());
+  for (const OptimizerKind kind : kKinds) {
+    for (const Precision precision : kPrecisions) {
+      for (const DType gradient_dtype : {DType::kF32, compute_dtype(precision)}) {
+        auto w = make_workspace(precision, gradient_dtype, 900);
+        set_gradients(*w, 3, 0.1f);
+        BlocksOnGpu whole(*gpu, *w), slices(*gpu, *w);
+        const int64_t n = w->layout().elements();
+        const OptimizerArgs args{.kind = kind, .beta1 = 0.7, .weight_decay = 0.01, .decay_end = 333, .seed = 9};
+        for (int64_t step = 1; step <= 3; ++step) {
+          const OptimizerStep now{.learning_rate = 1e-2, .step = step, .gradient_scale = 0.37f};
+          optimizer_step(cpu.context, args, now, *w);
+          optimizer_step(context, args, now, whole.blocks(precision));
+          for (int64_t at = 0, size = 1; at < n; at += size, size = size * 3 + 1)
+            optimizer_step(context, args, now, slices.blocks(precision), at, std::min(n, at + size));
+        }
+        gpu->synchronize();
+        EXPECT_TRUE(whole.bits() == bits_of(*w)) << name_of(kind) << " " << name_of(precision);
+        EXPECT_TRUE(slices.bits() == bits_of(*w)) << name_of(kind) << " " << name_of(precision) << " by slices";
+      }
+    }
+  }
+}
+
+TEST(OptimizerGpu, StochasticFp16IsUnbiasedAndKeepsFiniteNumbersFinite) {
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  Runner cpu;
+  Memory memory(gpu.get());
+  Context context(cpu.pool, memory, gpu.get());
+  constexpr int64_t kN = 1 << 14;
+  ParameterLayout layout;
+  layout.add("p", {kN});
+  // A number, the fp16 number above it in magnitude, and how far the new value is on the way.
+  struct Way {
+    float start, next;
+    double share;
+  };
+  for (const Way way : {Way{1.0f, 1.0f + 0x1p-10f, 0.1},
+                        {-3.0f, -3.0f - 0x1p-9f, 0.75},
+                        {0x1p-14f, 0x1.004p-14f, 0.5},
+                        {0x1p-20f, 0x1.1p-20f, 0.3},
+                        {0.0f, 0x1p-24f, 0.25},
+                        {0.0f, -0x1p-24f, 0.6},
+                        {0x1.ff8p-15f, 0x1p-14f, 0.4}}) {
+    const float next = way.next;
+    Workspace w(layout, Precision::kF16Stochastic, true, 0);
+    const std::vector<float> values(kN, way.start);
+    w.set("p", values.data(), kN);
+    for (int64_t i = 0; i < kN; ++i)
+      w.gradient("p").data<float>()[i] = static_cast<float>(-way.share * (static_cast<double>(next) - way.start));
+    BlocksOnGpu on_gpu(*gpu, w);
+    optimizer_step(context, {.kind = OptimizerKind::kSgd, .momentum = 0, .seed = 3}, {.learning_rate = 1, .step = 5},
+                   on_gpu.blocks(w.precision()));
+    gpu->synchronize();
+    const std::vector<char> bits = on_gpu.parameters.bits();
+    int64_t up = 0;
+    for (int64_t i = 0; i < kN; ++i) {
+      uint16_t b;
+      std::memcpy(&b, bits.data() + 2 * i, 2);
+      const float value = static_cast<float>(float16::from_bits(b));
+      ASSERT_TRUE(value == way.start || value == next) << value << " from " << way.start;
+      up += value != way.start;
+    }
+    EXPECT_NEAR(up, way.share * kN, 4.5 * std::sqrt(way.share * (1 - way.share) * kN)) << way.start;
+  }
+  // Between 65504 and 65520 rounding to nearest stays finite, and so does this; behind it both end.
+  for (const auto& [value, expected] : {std::pair{65519.0f, 65504.0f},
+                                        {-65519.0f, -65504.0f},
+                                        {65520.0f, INFINITY},
+                                        {-1e30f, -INFINITY},
+                                        {INFINITY, INFINITY}}) {
+    Workspace w(layout, Precision::kF16Stochastic, true, 0);
+    for (int64_t i = 0; i < kN; ++i) w.gradient("p").data<float>()[i] = -value;
+    BlocksOnGpu on_gpu(*gpu, w);
+    optimizer_step(context, {.kind = OptimizerKind::kSgd, .momentum = 0}, {.learning_rate = 1},
+                   on_gpu.blocks(w.precision()));
+    gpu->synchronize();
+    const std::vector<char> bits = on_gpu.parameters.bits();
+    for (int64_t i = 0; i < kN; ++i) {
+      uint16_t b;
+      std::memcpy(&b, bits.data() + 2 * i, 2);
+      ASSERT_EQ(static_cast<float>(float16::from_bits(b)), expected) << value;
+    }
+  }
+}
+
+TEST(OptimizerGpu, IndicesPast2To31) {
+  // Blocks of 2^31 + 96 elements, of which a few are touched.
+  constexpr int64_t kN = (int64_t{1} << 31) + 96, kBegin = (int64_t{1} << 31) - 32;
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  Runner cpu;
+  Memory memory(gpu.get());
+  Context context(cpu.pool, memory, gpu.get());
+  std::vector<bfloat16> zeros(kN - kBegin), got(kN - kBegin);
+  std::vector<float> gradients(kN - kBegin);
+  for (size_t i = 0; i < gradients.size(); ++i) gradients[i] = static_cast<float>(i + 1);
+  const auto block = [&](DType dtype, const void* values) {
+    const int64_t bytes = kN * size_of(dtype), skipped = kBegin * size_of(dtype);
+    char* p = static_cast<char*>(gpu->allocate(static_cast<size_t>(bytes)));
+    gpu->born(p, static_cast<size_t>(bytes), dtype);
+    gpu->upload(p + skipped, values, static_cast<size_t>(bytes - skipped));
+    return Tensor(p, dtype, Shape{kN}, gpu->device());
+  };
+  const OptimizerBlocks blocks{.precision = Precision::kBF16Stochastic,
+                               .parameters = block(DType::kBF16, zeros.data()),
+                               .gradients = block(DType::kF32, gradients.data()),
+                               .moment1 = {},
+                               .moment2 = {},
+                               .master = {},
+                               .residual = {}};
+  optimizer_step(context, {.kind = OptimizerKind::kSgd, .momentum = 0, .decay_end = kN}, {.learning_rate = 1}, blocks,
+                 kBegin, kN);
+  gpu->synchronize();
+  gpu->download(got.data(), blocks.parameters.data<bfloat16>() + kBegin, got.size() * sizeof(bfloat16));
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(static_cast<float>(got[i]), -gradients[i]) << i;
+  for (const Tensor& t : {blocks.parameters, blocks.gradients}) {
+    gpu->died(t.raw());
+    gpu->release(t.raw());
+  }
+}
+
+TEST(Optimizer, Fp16NeedsAGpu) {
+  Runner runner;
+  for (const Precision precision : {Precision::kF16Master, Precision::kF16Stochastic}) {
+    ParameterLayout layout;
+    layout.add("p", {8});
+    Workspace w(std::move(layout), precision, true);
+    EXPECT_THROW(optimizer_step(runner.context, {}, {.learning_rate = 0.1}, w), std::invalid_argument);
+  }
+}
+
+TEST(Optimizer, PreparedIsWhatTheHostReckons) {
+  Runner runner;
+  auto ours = make_workspace(Precision::kBF16Stochastic, DType::kBF16, 500),
+       theirs = make_workspace(Precision::kBF16Stochastic, DType::kBF16, 500);
+  const OptimizerArgs args{.weight_decay = 0.1, .decay_end = 200, .seed = 4};
+  double numbers[kOptimizerNumbers] = {}, squares = 0;
+  float prepared[kOptimizerConstants], loss_scale = 8;
+  int32_t not_finite = 0;
+  const OptimizerState state{Tensor(numbers, DType::kF64, {kOptimizerNumbers}), Tensor(&loss_scale, DType::kF32, {1}),
+                             Tensor(prepared, DType::kF32, {kOptimizerConstants})};
+  const Tensor squares_tensor(&squares, DType::kF64, {1}), flag(&not_finite, DType::kI32, {1});
+  int64_t updates = 0;
+  for (int64_t attempt = 1; attempt <= 6; ++attempt) {
+    for (Workspace* w : {ours.get(), theirs.get()}) set_gradients(*w, static_cast<uint32_t>(attempt));
+    numbers[kLearningRate] = 0.01 / static_cast<double>(attempt);
+    not_finite = attempt == 3;
+    squares = attempt == 5 ? 0.01 : 1e6;
+    const float scale_now = loss_scale;
+    optimizer_prepare(runner.context, args, {.max_norm = 2, .growth_interval = 2}, squares_tensor, flag, state);
+    optimizer_step(runner.context, args, {.prepared = state.prepared}, *ours);
+    if (attempt != 3) {
+      const double norm = std::sqrt(squares) / scale_now;
+      optimizer_step(runner.context, args,
+                     {.learning_rate = 0.01 / static_cast<double>(attempt),
+                      .step = ++updates,
+                      .gradient_scale = static_cast<float>((norm > 2 ? 2 / norm : 1) / scale_now)},
+                     *theirs);
+    }
+    ASSERT_TRUE(bits_of(*ours) == bits_of(*theirs)) << attempt;
+    const float scales[] = {8, 16, 8, 8, 16, 16};  // doubled by the second of two good steps, halved by the third step
+    EXPECT_EQ(loss_scale, scales[attempt - 1]) << attempt;
+  }
+  EXPECT_EQ(numbers[kUpdates], 5);
+  EXPECT_EQ(numbers[kSkipped], 1);
+  EXPECT_THROW(optimizer_prepare(runner.context, args, {.max_norm = 2}, Tensor(), flag, state), std::invalid_argument);
+  EXPECT_THROW(optimizer_prepare(runner.context, args, {.max_norm = -1}, squares_tensor, flag, state),
+               std::invalid_argument);
+  EXPECT_THROW(optimizer_step(runner.context, args, {.prepared = squares_tensor}, *ours), std::invalid_argument);
 }
 
 TEST(Optimizer, Errors) {

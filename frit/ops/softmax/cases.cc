@@ -19,8 +19,54 @@ struct Problem {
   bool in_place = false;      // y is x; no backward
   bool forward_only = false;  // y in y_dtype; otherwise y, like dy, has x's dtype and dx has y_dtype
   float scale = 0.7f;
-  int64_t stride = 0;  // of x
+  int64_t stride = 0;      // of x
+  bool stored = false;     // the published form
+  bool instances = false;  // forces every instance that takes the shape
 };
+
+// What fits the GPU's instances, in vectors of 16 bytes.
+constexpr int64_t kWarpVectors = 288, kBlockVectors = 1024, kAnyVectors = 64;
+int64_t vectors_of(const Problem& p) {
+  const int64_t n = 16 / size_of(p.dtype), stride = p.stride ? p.stride : p.cols;
+  return (p.cols + (stride % n ? n - 1 : 0) + n - 1) / n;
+}
+std::vector<std::string> instances_of(const Problem& p) {
+  const int64_t vectors = vectors_of(p);
+  std::vector<std::string> names = {"any"};
+  if (p.mask || p.dtype != p.y_dtype) return names;
+  names.push_back("row_per_block");
+  if (vectors <= 16) names.push_back("row_per_8_lanes");
+  if (vectors <= 64) names.push_back("row_per_warp");
+  if (vectors <= 80) names.push_back("row_per_16_lanes");
+  if (vectors <= kWarpVectors) names.push_back("long_row_per_warp");
+  return names;
+}
+// Stated where the rows' lengths do not decide what is read, and a row fits registers.
+void state_gpu_budgets(OpCase& c, const Problem& p) {
+  const int64_t vectors = vectors_of(p), elements = p.rows * p.cols, s = size_of(p.dtype);
+  const bool any = p.mask || p.dtype != p.y_dtype || (p.stored && (vectors <= kAnyVectors || vectors > kWarpVectors));
+  if (p.lengths || vectors > (any ? kAnyVectors : kBlockVectors)) return;
+  const int64_t launches = p.rows > 0, block = !any && vectors > kWarpVectors ? launches : 0;
+  c.forward_gpu = {launches,
+                   2 * block,
+                   elements * (s + (p.mask ? 4 : 0)),
+                   elements * (size_of(p.forward_only ? p.y_dtype : p.dtype) + (p.stored ? s + 1 : 0)) + p.rows * 4,
+                   0,
+                   0};
+  const int64_t lanes = any || p.stored ? 32
+                        : vectors <= 16 ? 8
+                        : vectors <= 64 ? 32
+                        : vectors <= 80 ? 16
+                        : block         ? 256
+                                        : 32;
+  if (!p.mask)  // else rows that are masked whole are not read; each of a row's threads reads lse
+    c.backward_gpu = {launches,
+                      block,
+                      elements * (2 * s + (p.stored && p.p_drop > 0 ? 1 : 0)) + p.rows * lanes * 4,
+                      elements * size_of(p.y_dtype),
+                      0,
+                      0};
+}
 
 // Every fourth row is masked whole, the others at random.
 Fill fill_mask() {
@@ -42,12 +88,12 @@ OpCase make(Problem problem) {
   const int64_t rows = problem.rows, cols = problem.cols;
   const Dropout dropout{problem.p_drop, dropout_site("softmax.cases"), 1, {5, 6}};
   OpCase c;
-  c.name =
-      fmt::format("{}x{}/{}->{}{}{}{}{}{}{}", rows, cols, name_of(problem.dtype), name_of(problem.y_dtype),
-                  problem.lengths ? "/lengths" : "", problem.mask ? "/mask" : "",
-                  problem.p_drop > 0 ? fmt::format("/drop{}", problem.p_drop) : "",
-                  problem.rows_per_head ? fmt::format("/heads of {}", problem.rows_per_head) : "",
-                  problem.in_place ? "/in place" : "", problem.stride ? fmt::format("/stride{}", problem.stride) : "");
+  c.name = fmt::format("{}x{}/{}->{}{}{}{}{}{}{}{}", rows, cols, name_of(problem.dtype), name_of(problem.y_dtype),
+                       problem.lengths ? "/lengths" : "", problem.mask ? "/mask" : "",
+                       problem.p_drop > 0 ? fmt::format("/drop{}", problem.p_drop) : "",
+                       problem.rows_per_head ? fmt::format("/heads of {}", problem.rows_per_head) : "",
+                       problem.in_place ? "/in place" : "",
+                       problem.stride ? fmt::format("/stride{}", problem.stride) : "", problem.stored ? "/stored" : "");
   c.inputs = {{"x", problem.dtype, {rows, cols}, fill_normal(0, 3), problem.stride}};
   if (problem.lengths) c.inputs.push_back({"lengths", DType::kI32, {rows}, fill_lengths(cols)});
   if (problem.mask) c.inputs.push_back({"mask", DType::kF32, {rows, cols}, fill_mask()});
@@ -58,12 +104,22 @@ OpCase make(Problem problem) {
                 fill_normal(),
                 problem.in_place ? problem.stride : 0},
                {"lse", DType::kF32, {rows}}};
+  if (problem.stored) {
+    c.variant = "stored";
+    c.outputs.push_back({"p", problem.y_dtype, {rows, cols}});
+    c.outputs.push_back({"keep", DType::kU8, {rows, cols}});
+  }
+  if (problem.instances) c.forward_instances = c.backward_instances = instances_of(problem);
+  state_gpu_budgets(c, problem);
+  if (problem.dtype == DType::kF16 || problem.y_dtype == DType::kF16 || problem.stored) c.where = Where::kGpu;
+  if (problem.dtype == DType::kBF16 && problem.y_dtype == DType::kF32) c.where = Where::kCpu;
   const auto args = [=](const Tensors& t) {
     SoftmaxArgs a;
     a.scale = problem.scale;
     if (problem.lengths) a.lengths = t.at("lengths");
     if (problem.mask) a.mask = t.at("mask");
     a.dropout = dropout, a.first_row = 17, a.rows_per_head = problem.rows_per_head;
+    if (problem.stored) a.p = t.at("p"), a.keep = t.at("keep");
     return a;
   };
   // Scaled and masked scores of a row, and their log sum exp.
@@ -95,8 +151,15 @@ OpCase make(Problem problem) {
       out["lse"][r] = lse;
       for (int64_t j = 0; j < cols; ++j)
         out[y][r * cols + j] = lse == -kInfinity ? 0 : std::exp(s[j] - lse) * factor(r, j);
+      if (!problem.stored) continue;
+      const int64_t length = problem.lengths ? static_cast<int64_t>(in.at("lengths")[r]) : cols;
+      for (int64_t j = 0; j < cols; ++j) {
+        out["p"][r * cols + j] = lse == -kInfinity ? 0 : std::exp(s[j] - lse);
+        out["keep"][r * cols + j] = j < length && factor(r, j) > 0;
+      }
     }
   };
+  if (problem.instances) c.name += "/instances";
   c.forward_budget.regions = rows > 0;
   c.forward_budget.scratch_bytes = 0;
   c.forward_budget.bytes = rows * cols * (size_of(problem.dtype) + size_of(problem.y_dtype)) + rows * 4;
@@ -133,7 +196,7 @@ OpCase make(Problem problem) {
 std::vector<OpCase> softmax_cases() {
   std::vector<OpCase> cases;
   const auto add = [&](Problem p) { cases.push_back(make(p)); };
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (int64_t cols : {1, 2, 7, 8, 9, 31, 32, 33, 255, 257, 1023, 1024, 1025})
       add({.rows = 5, .cols = cols, .dtype = dtype, .y_dtype = dtype});
     for (int64_t cols : {1, 5, 16, 33, 61, 300, 1025})
@@ -157,16 +220,56 @@ std::vector<OpCase> softmax_cases() {
       add({.rows = 3, .cols = cols, .dtype = dtype, .y_dtype = dtype, .lengths = cols == 2600, .p_drop = 0.2f});
     for (int64_t cols : {1, 33, 100, 2500})
       add({.rows = 4, .cols = cols, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.2f, .in_place = true});
-    for (DType other : {DType::kF32, DType::kBF16})
+    for (DType other : {DType::kF32, DType::kBF16, DType::kF16})
       for (bool forward_only : {false, true})
-        add({.rows = 5, .cols = 37, .dtype = dtype, .y_dtype = other, .p_drop = 0.2f, .forward_only = forward_only});
+        if (other == dtype || dtype == DType::kF32 || (dtype == DType::kBF16 && other == DType::kF32))
+          add({.rows = 5, .cols = 37, .dtype = dtype, .y_dtype = other, .p_drop = 0.2f, .forward_only = forward_only});
     add({.rows = 5, .cols = 37, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.2f, .stride = 50});
     add({.rows = 5, .cols = 33, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.2f, .stride = int64_t{1} << 30});
+    for (int64_t cols : {9, 65, 263, 511, 513, 1100, 2049, 4103})
+      add({.rows = 5,
+           .cols = cols,
+           .dtype = dtype,
+           .y_dtype = dtype,
+           .lengths = cols == 263,
+           .p_drop = 0.25f,
+           .rows_per_head = 2,
+           .instances = true});
+    // Longer than what a block keeps in registers; the row's tail is read again.
+    add({.rows = 2, .cols = 8211, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.2f, .instances = true});
+    add({.rows = 3, .cols = 700, .dtype = dtype, .y_dtype = dtype, .mask = true, .p_drop = 0.2f});
+    if (dtype == DType::kF32)
+      for (DType other : {DType::kBF16, DType::kF16})
+        add({.rows = 3, .cols = 403, .dtype = dtype, .y_dtype = other, .p_drop = 0.2f});
+    for (int64_t cols : {1, 40, 133, 513, 2049, 2600})
+      add({.rows = 5,
+           .cols = cols,
+           .dtype = dtype,
+           .y_dtype = dtype,
+           .lengths = cols == 133 || cols == 2600,
+           .mask = cols == 40,
+           .p_drop = cols == 513 ? 0.0f : 0.2f,
+           .rows_per_head = 3,
+           .stored = true});
     for (int64_t cols : {32, 512}) {
       add({.rows = 1 << 21 >> (cols == 32 ? 5 : 9), .cols = cols, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.1f});
       cases.back().benchmark = true, cases.back().test = false;
     }
   }
+  // Attention's scores, 8x16 heads of 512 queries and 4x16 of 2048.
+  for (int64_t length : {512, 2048})
+    for (int64_t cols : {length - 1, length, length + 1})
+      for (bool stored : {false, true}) {
+        if (stored && cols != length) continue;
+        add({.rows = (length == 512 ? 128 : 64) * length,
+             .cols = cols,
+             .dtype = DType::kBF16,
+             .y_dtype = DType::kBF16,
+             .p_drop = 0.1f,
+             .rows_per_head = length,
+             .stored = stored});
+        cases.back().benchmark = true, cases.back().test = false, cases.back().where = Where::kGpu;
+      }
   return cases;
 }
 

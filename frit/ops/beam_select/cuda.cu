@@ -1,0 +1,413 @@
+#include "frit/ops/beam_select/gpu.h"
+#include "frit/simt/launch.h"
+
+namespace frit {
+namespace {
+
+using namespace simt;
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr double kLn2 = 0.69314718055994531;
+constexpr float kNaN = std::bit_cast<float>(0x7fc00000u);
+constexpr int kThreads = kBeamSelectThreads, kWarps = kThreads / kWarpSize;
+// Vectors that a thread loads at a time: 32 elements, as many as registers hold beside their sums.
+template <typename T>
+constexpr int kBatch = 32 / kVecOf<T>;
+
+// Shared memory, in bytes: candidates' keys; a maximum a group; a histogram; and one of each warp's or the block's.
+constexpr int kKeysAt = 0, kMaximaAt = kBeamSelectCapacity * 8, kHistogramAt = kMaximaAt + kThreads * 4,
+              kSumsAt = kHistogramAt + 1024, kFlagsAt = kSumsAt + kWarps * 8, kCounterAt = kFlagsAt + kWarps * 4,
+              kThresholdAt = kCounterAt + 4, kSharedBytes = kThresholdAt + 4;
+
+// 2^e as a float, e in [-126, 127].
+FRIT_DEVICE float power_of_two(int e) {
+  return std::bit_cast<float>(static_cast<uint32_t>(e + 127) << 23);
+}
+
+// Orders candidates: the larger value first, then the smaller column, as one rising number. -0 counts as 0.
+FRIT_DEVICE uint64_t key_of(float value, int column) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value + 0.0f);
+  const uint32_t rising = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return static_cast<uint64_t>(~rising) << 32 | static_cast<uint32_t>(column);
+}
+FRIT_DEVICE float value_of(uint64_t key) {
+  const uint32_t rising = ~static_cast<uint32_t>(key >> 32);
+  return std::bit_cast<float>(rising & 0x80000000u ? rising & 0x7fffffffu : ~rising);
+}
+// A NaN can be no candidate before all else: it counts as -inf (and the row's log-sum-exp is NaN).
+FRIT_DEVICE float candidate(float x) {
+  return x == x ? x : -INFINITY;
+}
+
+// A row as its block sees it: vectors of N elements that begin at multiples of 16 bytes; the first and the last may lie
+// in the row in part. Thread t has the whole vectors whole_begin + t + k * kThreads, the last thread also a first one
+// that is not whole.
+template <typename T>
+struct Row {
+  static constexpr int N = kVecOf<T>;
+  Global<const T> at;
+  int columns, shift, vectors, whole_begin, whole_end;
+
+  FRIT_DEVICE Row(const Global<const T>& row, int columns)
+      : at(row),
+        columns(columns),
+        shift(row_shift(row)),
+        vectors((columns + shift + N - 1) / N),
+        whole_begin(shift > 0 ? 1 : 0),
+        whole_end((columns + shift) / N) {}
+  FRIT_DEVICE int column(int v) const { return v * N - shift; }
+  // What lies outside of the row is -inf.
+  FRIT_DEVICE Vec<T, N> load(int v) const { return load_span<N>(at, column(v), columns, convert<T>(-INFINITY)); }
+  // The whole ones of the vectors v + u * kThreads; -inf for others.
+  FRIT_DEVICE void load_batch(int v, Vec<T, N> (&x)[kBatch<T>]) const {
+    FRIT_UNROLL
+    for (int u = 0; u < kBatch<T>; ++u) {
+      if (v + u * kThreads < whole_end) {
+        x[u] = load_vec<N>(at, column(v + u * kThreads));
+      } else {
+        FRIT_UNROLL
+        for (int i = 0; i < N; ++i) x[u][i] = convert<T>(-INFINITY);
+      }
+    }
+  }
+  // f(v) for the vectors of thread `owner`: each `step`-th from the `first`-th on.
+  template <typename F>
+  FRIT_DEVICE void each_vector_of(int owner, int first, int step, F&& f) const {
+    for (int v = whole_begin + owner + (first - 1) * kThreads; v < vectors; v += step * kThreads)
+      if (v >= 0) f(v);
+  }
+  // f(value, column) for the elements of vector v that lie in the row.
+  template <typename F>
+  FRIT_DEVICE void each(int v, F&& f) const {
+    const Vec<T, N> x = load(v);
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i)
+      if (column(v) + i >= 0 && column(v) + i < columns) f(candidate(widen(x[i])), column(v) + i);
+  }
+};
+
+// ---- One walk over the row: maximum and sum of exponentials ----
+
+// What the exponentials of a row are about: they are 2^(x * kLog2E - about).
+struct Reference {
+  float value, about;
+  FRIT_DEVICE explicit Reference(float value) : value(value), about(value * kLog2E) {}
+};
+// A logit that is likely near the row's largest, in each lane: the largest of the first 32. Taken from columns, not
+// from a thread's share of the row, which depends on where the row lies.
+template <typename T>
+FRIT_DEVICE float first_logit(const Row<T>& row) {
+  return lane() < row.columns ? widen(load(row.at, lane())) : -INFINITY;
+}
+FRIT_DEVICE Reference reference_of(float first) {
+  const float most = warp_max(first > -INFINITY && first < INFINITY ? first : -INFINITY);
+  return Reference(most > -INFINITY ? most : 0.0f);
+}
+
+// A thread's maximum, and its sums of exponentials: element i of its vectors has a sum ("slot") of its own. Whatever
+// the row's alignment, there is for each slot one, here or in the thread before, that sums the same columns in the same
+// order; so the slots, added as whole numbers, give the same bits wherever the row lies.
+template <int N>
+struct Scan {
+  float top = -INFINITY;
+  float slots[N] = {};
+  template <typename T>
+  FRIT_DEVICE void add(const Vec<T, N>& x, float about) {
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i) {
+      const float v = widen(x[i]);
+      top = fmaxf(top, v);
+      slots[i] += exp2_fast(fmaf(v, kLog2E, -about));
+    }
+  }
+};
+template <typename T>
+FRIT_DEVICE Scan<kVecOf<T>> rescan(const Row<T>& row, float about) {
+  Scan<kVecOf<T>> scan;
+  row.each_vector_of(thread_index(), 0, 1, [&](int v) { scan.add(row.load(v), about); });
+  return scan;
+}
+
+// Exponent bits that the whole-number sum of a row's exponentials, each at most about 1, has room for.
+FRIT_DEVICE int sum_bits(int columns) {
+  const int bits = leading_zeros(static_cast<uint32_t>(columns)) + 28;  // 2^(60 - log2(columns)), or more finely
+  return bits < 40 ? bits : 40;
+}
+
+// The sum of a row's exponentials, in pieces: value * 2^shift.
+struct RowSum {
+  Reference reference;
+  int exponent;  // the row's maximum is about 2^exponent above the reference
+};
+
+// Leaves each warp's part of the row's sum in shared memory. `top` is the row's maximum. Rows whose maximum is further
+// from the reference than exponents reach are walked again, about their maximum.
+template <typename T>
+FRIT_DEVICE RowSum store_sums(const Row<T>& row, Scan<kVecOf<T>> scan, Reference reference, float top) {
+  RowSum sum{reference, 0};
+  if (top > -INFINITY && top < INFINITY) {
+    const float above = fmaf(top, kLog2E, -reference.about);
+    if (above > -60.0f && above < 60.0f) {
+      sum.exponent = static_cast<int>(above);
+    } else {
+      sum.reference = Reference(top);
+      scan = rescan(row, sum.reference.about);
+    }
+  }
+  const float unit = power_of_two(sum_bits(row.columns) - sum.exponent);
+  const bool counts = top < INFINITY;
+  bool bad = false;
+  int64_t whole = 0;
+  FRIT_UNROLL
+  for (int i = 0; i < kVecOf<T>; ++i) {
+    bad |= scan.slots[i] != scan.slots[i];
+    whole += static_cast<int64_t>(counts && scan.slots[i] == scan.slots[i] ? scan.slots[i] * unit : 0.0f);
+  }
+  FRIT_UNROLL
+  for (int bits = 16; bits > 0; bits /= 2) whole += shuffle_xor(whole, bits);
+  const bool any_bad = ballot(bad) != 0;
+  if (lane() == 0) {
+    store(shared_array<int64_t>(kSumsAt), warp(), whole);
+    store(shared_array<uint32_t>(kFlagsAt), warp(), any_bad ? 1u : 0u);
+  }
+  return sum;
+}
+// The row's log-sum-exp, from what store_sums() left, behind a barrier; for one thread.
+FRIT_DEVICE float log_sum_exp(const RowSum& sum, float top, int columns) {
+  int64_t whole = 0;
+  bool bad = false;
+  for (int w = 0; w < kWarps; ++w) {
+    whole += load(shared_array<int64_t>(kSumsAt), w);
+    bad |= load(shared_array<uint32_t>(kFlagsAt), w) != 0;
+  }
+  if (bad) return kNaN;
+  if (!(top > -INFINITY && top < INFINITY)) return top;
+  // `about` is the reference times log2(e), rounded; what that lost is the same factor in all exponentials.
+  const float lost = fmaf(sum.reference.value, kLog2E, -sum.reference.about);
+  const float scaled = static_cast<float>(whole) * power_of_two(-sum_bits(columns));
+  return static_cast<float>(static_cast<double>(sum.reference.value) +
+                            (static_cast<double>(sum.exponent) - static_cast<double>(lost)) * kLn2 +
+                            static_cast<double>(logf(scaled)));
+}
+
+// ---- The count-th key, found byte by byte ----
+
+// The largest of the row's `count` first keys, or a larger number below which there are no more; in all threads. Cost:
+// up to 8 reads of the row (one for most data without ties in the value: until a byte tells the count-th from the next)
+// and 3 barriers each.
+template <typename T>
+FRIT_DEVICE uint64_t radix_threshold(const Row<T>& row, int count) {
+  const Shared<uint32_t> histogram = shared_array<uint32_t>(kHistogramAt);
+  const int me = thread_index();
+  uint64_t prefix = 0;
+  uint32_t remaining = static_cast<uint32_t>(count);
+  for (int byte = 7; byte >= 0; --byte) {
+    store(histogram, me, 0u);
+    barrier();
+    for (int v = me; v < row.vectors; v += kThreads)
+      row.each(v, [&](float value, int column) {
+        const uint64_t key = key_of(value, column);
+        if (byte == 7 || key >> (8 * (byte + 1)) == prefix)
+          atomic_add(histogram, static_cast<int64_t>(key >> (8 * byte) & 255u), 1u);
+      });
+    barrier();
+    uint32_t bin = 0, inside = load(histogram, 0);
+    while (inside < remaining) remaining -= inside, inside = load(histogram, ++bin);
+    prefix = prefix << 8 | bin;
+    barrier();  // before the histogram is cleared
+    if (inside == remaining) return prefix << (8 * byte) | ((uint64_t{1} << (8 * byte)) - 1);
+  }
+  return prefix;
+}
+
+// Where a row's results go.
+struct Results {
+  Global<float> values;
+  int64_t values_stride;
+  Global<int32_t> columns;
+  int64_t columns_stride;
+  Global<float> lse;
+  Global<int32_t> survivors;
+
+  FRIT_DEVICE void put(int64_t row, int rank, uint64_t key) const {
+    store(values, row * values_stride + rank, value_of(key));
+    store(columns, row * columns_stride + rank, static_cast<int32_t>(key & 0xffffffffu));
+  }
+};
+
+// A block a row: hierarchical selection.
+template <typename T>
+FRIT_KERNEL(kThreads, 4)
+beam_select_forward_groups_kernel(Global<const T> logits, int64_t stride, int columns, int count, int groups,
+                                  Results results) {
+  wait_for_previous();
+  constexpr int N = kVecOf<T>;
+  const Shared<uint64_t> keys = shared_array<uint64_t>(kKeysAt);
+  const Shared<float> maxima = shared_array<float>(kMaximaAt), threshold_at = shared_array<float>(kThresholdAt);
+  const Shared<uint32_t> counter = shared_array<uint32_t>(kCounterAt);
+  const int me = thread_index();
+  const int64_t r = block_index();
+  const Row<T> row(logits + r * stride, columns);
+
+  // Maxima and sums, in one walk. The first batch is on its way before anything waits for the reference.
+  Vec<T, N> x[kBatch<T>];
+  const float first = first_logit(row);
+  row.load_batch(row.whole_begin + me, x);
+  const Reference reference = reference_of(first);
+  Scan<N> scan;
+  if (row.whole_begin > 0 && me == kThreads - 1) scan.add(row.load(0), reference.about);
+  for (int v = row.whole_begin + me;;) {
+    FRIT_UNROLL
+    for (int u = 0; u < kBatch<T>; ++u) scan.add(x[u], reference.about);
+    v += kBatch<T> * kThreads;
+    if (v >= row.whole_end) break;
+    row.load_batch(v, x);
+  }
+  if (const int last = row.vectors - 1;
+      last >= row.whole_end && last >= row.whole_begin && me == (last - row.whole_begin) % kThreads)
+    scan.add(row.load(last), reference.about);
+  if (me == 0) store(counter, 0, 0u);
+  const bool few = groups == 32;
+  const float group_top = few ? warp_max<8>(scan.top) : scan.top;
+  if (!few || lane() % 8 == 0) store(maxima, few ? me / 8 : me, group_top);
+  barrier();
+
+  // R, the count-th largest of the group maxima: every warp finds it among 32, a thread a group among more.
+  float top = -INFINITY, threshold;
+  const float mine = few ? load(maxima, lane()) : group_top;
+  const int place = few ? lane() : me;
+  int rank = 0;
+  for (int g = 0; g < groups; g += 4) {
+    const Vec<float, 4> other = load_vec<4>(maxima, g);
+    FRIT_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      rank += other[i] > mine || (other[i] == mine && g + i < place);
+      top = fmaxf(top, other[i]);
+    }
+  }
+  if (few) {
+    threshold = shuffle(mine, find_first_set(ballot(rank == count - 1)) - 1);
+  } else {
+    if (rank == count - 1) store(threshold_at, 0, mine);
+    barrier();
+    threshold = load(threshold_at, 0);
+  }
+
+  // Collects the logits from R on. Only threads whose maximum reaches R have any; a warp reads such a thread's columns
+  // again together.
+  for (uint32_t holders = ballot(scan.top >= threshold); holders != 0; holders &= holders - 1) {
+    const int holder = warp() * kWarpSize + find_first_set(holders) - 1;
+    row.each_vector_of(holder, lane(), kWarpSize, [&](int v) {
+      row.each(v, [&](float value, int column) {
+        if (!(value >= threshold)) return;
+        const uint32_t position = atomic_add(counter, 0, 1u);
+        if (position < kBeamSelectCapacity) store(keys, position, key_of(value, column));
+      });
+    });
+  }
+  const RowSum sum = store_sums(row, scan, reference, top);
+  barrier();
+
+  const uint32_t found = load(counter, 0);
+  if (me == kThreads - 1) {
+    if (results.lse) store(results.lse, r, log_sum_exp(sum, top, columns));
+    if (results.survivors) store(results.survivors, r, static_cast<int32_t>(found));
+  }
+  uint32_t held = found;
+  if (found > kBeamSelectCapacity) {  // exactly the `count` first instead
+    const uint64_t last = radix_threshold(row, count);
+    if (me == 0) store(counter, 0, 0u);
+    barrier();
+    for (int v = me; v < row.vectors; v += kThreads)
+      row.each(v, [&](float value, int column) {
+        const uint64_t key = key_of(value, column);
+        if (key <= last) store(keys, atomic_add(counter, 0, 1u), key);
+      });
+    barrier();
+    held = static_cast<uint32_t>(count);
+  }
+  for (uint32_t i = static_cast<uint32_t>(me); i < held; i += kThreads) {
+    const uint64_t key = load(keys, i);
+    int before = 0;
+    for (uint32_t j = 0; j < held; ++j) before += load(keys, j) < key;
+    if (before < count) results.put(r, before, key);
+  }
+}
+
+// A block a row, any count: the threshold byte by byte, then a bitonic sort of `padded` (a power of two) keys in global
+// memory.
+template <typename T>
+FRIT_KERNEL(kThreads, 4)
+beam_select_forward_radix_kernel(Global<const T> logits, int64_t stride, int columns, int count, int padded,
+                                 Global<int64_t> all_keys, Results results) {
+  wait_for_previous();
+  const Shared<float> maxima = shared_array<float>(kMaximaAt);
+  const Shared<uint32_t> counter = shared_array<uint32_t>(kCounterAt);
+  const int me = thread_index();
+  const int64_t r = block_index();
+  const Row<T> row(logits + r * stride, columns);
+  const Global<int64_t> keys = all_keys + r * padded;
+  const Reference reference = reference_of(first_logit(row));
+  const Scan<kVecOf<T>> scan = rescan(row, reference.about);
+  if (me == 0) store(counter, 0, 0u);
+  const float top = block_max(scan.top, maxima);
+  const RowSum sum = store_sums(row, scan, reference, top);
+  const uint64_t last = radix_threshold(row, count);
+  for (int v = me; v < row.vectors; v += kThreads)
+    row.each(v, [&](float value, int column) {
+      const uint64_t key = key_of(value, column);
+      if (key <= last) store(keys, atomic_add(counter, 0, 1u), static_cast<int64_t>(key));
+    });
+  for (int i = count + me; i < padded; i += kThreads) store(keys, i, int64_t{-1});  // behind all keys
+  if (me == kThreads - 1) {
+    if (results.lse) store(results.lse, r, log_sum_exp(sum, top, columns));
+    if (results.survivors) store(results.survivors, r, count);
+  }
+  barrier();
+  for (int width = 2; width <= padded; width *= 2)
+    for (int apart = width / 2; apart > 0; apart /= 2) {
+      for (int i = me; i < padded / 2; i += kThreads) {
+        const int low = i / apart * (2 * apart) + i % apart, high = low + apart;
+        const uint64_t a = static_cast<uint64_t>(load(keys, low)), b = static_cast<uint64_t>(load(keys, high));
+        if ((a > b) == ((low & width) == 0))
+          store(keys, low, static_cast<int64_t>(b)), store(keys, high, static_cast<int64_t>(a));
+      }
+      barrier();
+    }
+  for (int i = me; i < count; i += kThreads) results.put(r, i, static_cast<uint64_t>(load(keys, i)));
+}
+
+template <typename T>
+void run(Context& context, const Tensor& logits, int64_t count, const Tensor& values, const Tensor& columns,
+         const Tensor& lse, const Tensor& survivors) {
+  const int64_t rows = logits.dim(0), vocabulary = logits.dim(1);
+  static constexpr const char* kNames[] = {"groups", "radix"};
+  const auto accepts = [&](int i) { return i == 1 || count <= kBeamSelectMostByGroups; };
+  const std::string key = fmt::format("{}x{}/{}/{}", rows, vocabulary, count, name_of(logits.dtype()));
+  const int chosen = choose_instance(context, "beam_select_forward", key, kNames, accepts(0) ? 0 : 1, accepts);
+  const Results results{global<float>(values), values.row_stride(), global<int32_t>(columns),
+                        columns.row_stride(),  global<float>(lse),  global<int32_t>(survivors)};
+  const int width = static_cast<int>(vocabulary), wanted = static_cast<int>(count);
+  if (chosen == 0) {
+    launch(context, "beam_select_forward_groups_kernel", beam_select_forward_groups_kernel<T>,
+           {rows, kThreads, kSharedBytes}, global<const T>(logits), logits.row_stride(), width, wanted,
+           static_cast<int>(beam_select_gpu_groups(count)), results);
+    return;
+  }
+  int64_t padded = 1;
+  while (padded < count) padded *= 2;
+  Buffer keys = context.allocate({rows, padded}, DType::kI64, "beam_select.keys");
+  launch(context, "beam_select_forward_radix_kernel", beam_select_forward_radix_kernel<T>,
+         {rows, kThreads, kSharedBytes}, global<const T>(logits), logits.row_stride(), width, wanted,
+         static_cast<int>(padded), global<int64_t>(keys), results);
+}
+
+}  // namespace
+
+void beam_select_gpu(Context& context, const Tensor& logits, int64_t count, const Tensor& values, const Tensor& columns,
+                     const Tensor& lse, const Tensor& survivors) {
+  dispatch_float(logits.dtype(),
+                 [&](auto type) { run<decltype(type)>(context, logits, count, values, columns, lse, survivors); });
+}
+
+}  // namespace frit

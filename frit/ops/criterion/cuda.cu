@@ -1,0 +1,490 @@
+#include "frit/ops/criterion/gpu.h"
+#include "frit/simt/launch.h"
+
+namespace frit {
+namespace {
+
+using namespace simt;
+
+constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+constexpr float kNaN = std::bit_cast<float>(0x7fc00000u);
+
+// What is added to the logits; at most one of the two is given.
+template <typename T>
+struct Bias {
+  Global<const float> f32;
+  Global<const T> same;
+};
+
+// Calls f(i) for each i in [0, N) with column + i inside of the row.
+template <int N, typename F>
+FRIT_DEVICE void each_inside(int column, int columns, F&& f) {
+  if (column >= 0 && column + N <= columns) {
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i) f(i);
+  } else {
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i)
+      if (column + i >= 0 && column + i < columns) f(i);
+  }
+}
+
+template <int N, typename B>
+FRIT_DEVICE void add_bias(Vec<float, N>& x, const Global<const B>& bias, int column, int columns) {
+  constexpr int M = N < kVecOf<B> ? N : kVecOf<B>;
+  FRIT_UNROLL
+  for (int k = 0; k < N; k += M) {
+    const Vec<float, M> b = to_float(load_span<M, Cache::kReadOnly>(bias, column + k, columns, B()));
+    FRIT_UNROLL
+    for (int i = 0; i < M; ++i) x[k + i] += b[i];
+  }
+}
+template <bool has_bias, int N, typename T>
+FRIT_DEVICE Vec<float, N> values(const Vec<T, N>& x, const Bias<T>& bias, int column, int columns) {
+  Vec<float, N> y = to_float(x);
+  if constexpr (has_bias) {
+    if (bias.f32)
+      add_bias(y, bias.f32, column, columns);
+    else if (bias.same)
+      add_bias(y, bias.same, column, columns);
+  }
+  return y;
+}
+
+// 2^e as a float, e in [-126, 127].
+FRIT_DEVICE float power_of_two(int e) {
+  return std::bit_cast<float>(static_cast<uint32_t>(e + 127) << 23);
+}
+
+// ---- Sums that do not depend on how a row lies in memory ----
+// A thread's vectors begin at multiples of 16 bytes, so which columns it has depends on the row's alignment. Element i
+// of its vectors, summed apart from the others (a "slot"), is a sum over the same columns in the same order whatever
+// the alignment, only in another thread's slot. Slots become whole numbers, whose sum is exact in any order.
+
+constexpr int kSumBits = 40;    // an exponential is at most 1, about: its unit is 2^-40
+constexpr int kRowBits = 17;    // rows are shorter than 2^17 columns
+constexpr int kTotalBits = 61;  // the sum of a row's logits stays below 2^61 units
+
+struct RowSums {
+  int64_t exponentials = 0, logits = 0;
+  bool bad = false;  // something is NaN
+};
+
+// log2 of the units of the sum of logits whose sizes are up to `size`.
+FRIT_DEVICE int total_bits(float size) {
+  const int exponent = static_cast<int>(std::bit_cast<uint32_t>(size) >> 23) - 126;  // size < 2^exponent
+  const int bits = kTotalBits - kRowBits - exponent;
+  return bits < 100 ? bits : 100;
+}
+
+template <int N>
+FRIT_DEVICE RowSums whole_numbers(const float (&sums)[N], const float (&totals)[N], float size) {
+  RowSums s;
+  const float unit = power_of_two(kSumBits), total_unit = power_of_two(total_bits(size < INFINITY ? size : 0.0f));
+  FRIT_UNROLL
+  for (int i = 0; i < N; ++i) {
+    const bool good = sums[i] <= 4194304.0f;  // false for NaN; 2^22: as a whole number below 2^62
+    s.bad |= !good;
+    s.exponentials += static_cast<int64_t>(good ? sums[i] * unit : 0.0f);
+    s.logits += static_cast<int64_t>(good && size < INFINITY ? totals[i] * total_unit : 0.0f);
+  }
+  return s;
+}
+FRIT_DEVICE int64_t warp_sum_whole(int64_t x) {
+  FRIT_UNROLL
+  for (int bits = 16; bits > 0; bits /= 2) x += shuffle_xor(x, bits);
+  return x;
+}
+FRIT_DEVICE RowSums warp_sum_whole(const RowSums& x) {
+  return {warp_sum_whole(x.exponentials), warp_sum_whole(x.logits), ballot(x.bad) != 0};
+}
+
+// What the row's gradient and losses follow from. Exponentials are 2^(x * kLog2E - about).
+struct Row {
+  float top, about;
+  float sum;   // of the exponentials
+  float mean;  // of the logits
+};
+FRIT_DEVICE Row row_of(float top, float bottom, const RowSums& sums, int columns) {
+  const float size = fmaxf(fabsf(top), fabsf(bottom));
+  Row row{top, top * kLog2E, kNaN, -INFINITY};
+  if (!sums.bad) row.sum = static_cast<float>(sums.exponentials) * power_of_two(-kSumBits);
+  if (size < INFINITY)
+    row.mean = static_cast<float>(sums.logits) * power_of_two(-total_bits(size)) / static_cast<float>(columns);
+  return row;
+}
+
+FRIT_DEVICE float exponential(float x, float about) {
+  return exp2_fast(fmaf(x, kLog2E, -about));
+}
+
+struct Losses {
+  float loss, nll;
+};
+FRIT_DEVICE Losses losses_of(const Row& row, float label_logit, float smoothing) {
+  // `about` is near top * log2(e); how near is the same factor in all exponentials.
+  const float log_sum = logf(row.sum) - fmaf(row.top, kLog2E, -row.about) * kLn2;  // about top
+  const float nll = (row.top - label_logit) + log_sum;
+  // Not with a smoothing of 0: a -inf logit would make it NaN.
+  return {smoothing == 0 ? nll : (1 - smoothing) * nll + smoothing * ((row.top - row.mean) + log_sum), nll};
+}
+
+// The gradient of logit x, not the label's: e^x / sum - smoothing / V, times scale.
+struct Gradient {
+  float about, factor, shift;
+  FRIT_DEVICE Gradient(const Row& row, float smoothing, float scale, int columns)
+      : about(row.about), factor(scale / row.sum), shift(-smoothing / static_cast<float>(columns) * scale) {}
+  FRIT_DEVICE float operator()(float x) const { return fmaf(exponential(x, about), factor, shift); }
+};
+FRIT_DEVICE float label_gradient(const Row& row, float x, float smoothing, float scale, int columns) {
+  const float p = 1 - smoothing + smoothing / static_cast<float>(columns);
+  return (exponential(x, row.about) / row.sum - p) * scale;
+}
+
+// A row without a label, or with one that is no column.
+FRIT_DEVICE bool dead(int label, int columns) {
+  return label < 0 || label >= columns;
+}
+FRIT_DEVICE Losses dead_losses(int label) {
+  return label < 0 ? Losses{0.0f, 0.0f} : Losses{kNaN, kNaN};
+}
+
+// ---- A warp a row ----
+constexpr int kWarpVectors = 8;  // a lane's, in registers
+
+template <typename T, bool has_bias>
+FRIT_KERNEL(256, 2)
+criterion_forward_row_per_warp_kernel(Global<T> logits, int64_t stride, int columns, int64_t rows, Bias<T> bias,
+                                      Global<const int32_t> labels, float smoothing, Global<const float> scale,
+                                      Global<float> loss, Global<float> nll) {
+  wait_for_previous();
+  constexpr int N = kVecOf<T>;
+  const int64_t r = block_index() * warp_count() + warp();
+  if (r >= rows) return;
+  const Global<T> row = logits + r * stride;
+  const int shift = row_shift(row), label = load(labels, r);
+  const auto column_of = [&](int j) { return (j * kWarpSize + lane()) * N - shift; };
+  if (dead(label, columns)) {
+    if (lane() == 0) store(loss, r, dead_losses(label).loss), store(nll, r, dead_losses(label).nll);
+    if (scale)
+      for (int j = 0; column_of(j) < columns; ++j)
+        store_span<N>(row, column_of(j), columns, from_float<T>(Vec<float, N>{}));
+    return;
+  }
+  Vec<T, N> x[kWarpVectors];
+  float top = -INFINITY, bottom = INFINITY;
+  FRIT_UNROLL
+  for (int j = 0; j < kWarpVectors; ++j)
+    if (column_of(j) < columns) x[j] = load_span<N, Cache::kStream>(row, column_of(j), columns, T());
+  FRIT_UNROLL
+  for (int j = 0; j < kWarpVectors; ++j) {
+    if (column_of(j) >= columns) continue;
+    const Vec<float, N> v = values<has_bias>(x[j], bias, column_of(j), columns);
+    each_inside<N>(column_of(j), columns, [&](int i) { top = fmaxf(top, v[i]), bottom = fminf(bottom, v[i]); });
+  }
+  top = warp_max(top), bottom = -warp_max(-bottom);
+  float sums[N] = {}, totals[N] = {};
+  const float about = top * kLog2E;
+  float label_logit = 0;
+  FRIT_UNROLL
+  for (int j = 0; j < kWarpVectors; ++j) {
+    if (column_of(j) >= columns) continue;
+    const Vec<float, N> v = values<has_bias>(x[j], bias, column_of(j), columns);
+    each_inside<N>(column_of(j), columns, [&](int i) {
+      sums[i] += exponential(v[i], about), totals[i] += v[i];
+      if (column_of(j) + i == label) label_logit = v[i];
+    });
+  }
+  const Row result =
+      row_of(top, bottom, warp_sum_whole(whole_numbers(sums, totals, fmaxf(fabsf(top), fabsf(bottom)))), columns);
+  // The lane that has the label's column ends the row.
+  const bool mine = (label + shift) / N % kWarpSize == lane();
+  if (mine) {
+    const Losses losses = losses_of(result, label_logit, smoothing);
+    store(loss, r, losses.loss), store(nll, r, losses.nll);
+  }
+  if (!scale) return;
+  const float s = load(scale, 0), at_label = label_gradient(result, label_logit, smoothing, s, columns);
+  const Gradient gradient(result, smoothing, s, columns);
+  FRIT_UNROLL
+  for (int j = 0; j < kWarpVectors; ++j) {
+    const int column = column_of(j);
+    if (column >= columns) continue;
+    Vec<float, N> v = values<has_bias>(x[j], bias, column, columns);
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i) v[i] = column + i == label ? at_label : gradient(v[i]);
+    store_span<N, Cache::kStream>(row, column, columns, from_float<T>(v));
+  }
+}
+
+// ---- A block a row, the row in shared memory ----
+// Scratch in front of the row: whole-number sums of 32 warps, maxima and minima, flags.
+constexpr int kSumsAt = 0, kExtremesAt = 512, kFlagsAt = 768, kRowAt = 896;
+
+constexpr int shared_threads(bool has_bias) {
+  return has_bias ? 320 : 512;
+}
+
+// A thread reads from shared memory only what it brought there itself: the 16 bytes of the row at (thread + k *
+// threads) * 16. So the copies need no barrier, and the next row's begin as soon as a vector of this one is done: they
+// and the stores of one block fill the time that another block computes in.
+template <typename T, bool has_bias>
+FRIT_KERNEL(shared_threads(has_bias), (has_bias ? 2 : 3))
+criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int columns, int64_t rows, Bias<T> bias,
+                                       Global<const int32_t> labels, float smoothing, Global<const float> scale,
+                                       Global<float> loss, Global<float> nll) {
+  wait_for_previous();
+  constexpr int N = kVecOf<T>;
+  const Shared<int64_t> sums_scratch = shared_array<int64_t>(kSumsAt);
+  const Shared<float> extremes_scratch = shared_array<float>(kExtremesAt);
+  const Shared<uint32_t> flags_scratch = shared_array<uint32_t>(kFlagsAt);
+  const Shared<T> held = shared_array<T>(kRowAt);
+  const int me = thread_index(), threads = thread_count(), warps = warp_count();
+  const float s = scale ? load(scale, 0) : 0.0f;
+  // Of a row that begins `shift` elements behind a multiple of 16 bytes.
+  const auto vectors_of = [&](int shift) { return (columns + shift + N - 1) / N; };
+  const auto is_whole = [&](int v, int shift) { return v * N >= shift && (v + 1) * N - shift <= columns; };
+  const auto fetch_whole = [&](const Global<T>& row, int shift, int v) {
+    if (is_whole(v, shift)) copy_async16(held, static_cast<int64_t>(v) * N, row, static_cast<int64_t>(v) * N - shift);
+  };
+  // The first and the last vector, if they are not whole; then all copies are on their way.
+  const auto fetch_ends = [&](const Global<T>& row, int shift) {
+    const int last = vectors_of(shift) - 1;
+    copy_async_commit();
+    if (me == 0 && !is_whole(0, shift)) store_vec<N>(held, 0, load_span<N>(row, -shift, columns, T()));
+    if (last > 0 && me == last % threads && !is_whole(last, shift))
+      store_vec<N>(held, static_cast<int64_t>(last) * N,
+                   load_span<N>(row, static_cast<int64_t>(last) * N - shift, columns, T()));
+  };
+
+  int64_t r = block_index();
+  int label = load(labels, r);
+  if (!dead(label, columns)) {
+    const Global<T> row = logits + r * stride;
+    const int shift = row_shift(row), vectors = vectors_of(shift);
+    for (int v = me; v < vectors; v += threads) fetch_whole(row, shift, v);
+    fetch_ends(row, shift);
+  }
+  for (int64_t next; r < rows; r = next) {
+    next = r + block_count();
+    const Global<T> row = logits + r * stride, next_row = logits + (next < rows ? next : r) * stride;
+    const int shift = row_shift(row), vectors = vectors_of(shift), next_shift = row_shift(next_row);
+    const int next_label = next < rows ? load(labels, next) : -1;
+    const int next_vectors = dead(next_label, columns) ? 0 : vectors_of(next_shift);
+    if (dead(label, columns)) {
+      if (me == 0) store(loss, r, dead_losses(label).loss), store(nll, r, dead_losses(label).nll);
+      for (int v = me; v < vectors || v < next_vectors; v += threads) {
+        if (scale && v < vectors)
+          store_span<N, Cache::kStream>(row, static_cast<int64_t>(v) * N - shift, columns,
+                                        from_float<T>(Vec<float, N>{}));
+        if (v < next_vectors) fetch_whole(next_row, next_shift, v);
+      }
+    } else {
+      copy_async_wait<0>();
+      float top = -INFINITY, bottom = INFINITY;
+      for (int v = me; v < vectors; v += threads) {
+        const int column = v * N - shift;
+        const Vec<float, N> x = values<has_bias>(load_vec<N>(held, static_cast<int64_t>(v) * N), bias, column, columns);
+        each_inside<N>(column, columns, [&](int i) { top = fmaxf(top, x[i]), bottom = fminf(bottom, x[i]); });
+      }
+      top = warp_max(top), bottom = -warp_max(-bottom);
+      if (lane() == 0) store(extremes_scratch, warp(), top), store(extremes_scratch, 32 + warp(), bottom);
+      barrier();
+      top = warp_max(lane() < warps ? load(extremes_scratch, lane()) : -INFINITY);
+      bottom = -warp_max(lane() < warps ? -load(extremes_scratch, 32 + lane()) : -INFINITY);
+
+      RowSums sums;
+      {
+        float slots[N] = {}, totals[N] = {};
+        const float about = top * kLog2E;
+        for (int v = me; v < vectors; v += threads) {
+          const int column = v * N - shift;
+          const Vec<float, N> x =
+              values<has_bias>(load_vec<N>(held, static_cast<int64_t>(v) * N), bias, column, columns);
+          each_inside<N>(column, columns, [&](int i) { slots[i] += exponential(x[i], about), totals[i] += x[i]; });
+        }
+        sums = warp_sum_whole(whole_numbers(slots, totals, fmaxf(fabsf(top), fabsf(bottom))));
+      }
+      if (lane() == 0) {
+        store(sums_scratch, warp(), sums.exponentials), store(sums_scratch, 32 + warp(), sums.logits);
+        store(flags_scratch, warp(), sums.bad ? 1u : 0u);
+      }
+      barrier();
+      sums = {};
+      if (lane() < warps)
+        sums = {load(sums_scratch, lane()), load(sums_scratch, 32 + lane()), load(flags_scratch, lane()) != 0};
+      const Row result = row_of(top, bottom, warp_sum_whole(sums), columns);
+
+      // The thread that has the label's column ends the row; it takes the logit before the next row's may land on it.
+      const bool mine = (label + shift) / N % threads == me;
+      float label_logit = 0;
+      if (mine) {
+        label_logit = widen(load(held, label + shift));
+        if constexpr (has_bias)
+          label_logit += bias.f32 ? load(bias.f32, label) : bias.same ? widen(load(bias.same, label)) : 0.0f;
+      }
+      const Gradient gradient(result, smoothing, s, columns);
+      for (int v = me; v < vectors || v < next_vectors; v += threads) {
+        if (scale && v < vectors) {
+          const int column = v * N - shift;
+          Vec<float, N> x = values<has_bias>(load_vec<N>(held, static_cast<int64_t>(v) * N), bias, column, columns);
+          FRIT_UNROLL
+          for (int i = 0; i < N; ++i) x[i] = gradient(x[i]);
+          store_span<N, Cache::kStream>(row, column, columns, from_float<T>(x));
+        }
+        if (v < next_vectors) fetch_whole(next_row, next_shift, v);
+      }
+      if (mine) {
+        const Losses losses = losses_of(result, label_logit, smoothing);
+        store(loss, r, losses.loss), store(nll, r, losses.nll);
+        if (scale) store(row, label, convert<T>(label_gradient(result, label_logit, smoothing, s, columns)));
+      }
+    }
+    if (next_vectors > 0) fetch_ends(next_row, next_shift);
+    label = next_label;
+  }
+}
+
+// ---- A block a row that is read twice ----
+// A thread has the columns (thread + k * threads) * N on, aligned or not: bits do not depend on where a row lies.
+// Maximum and sum are found together: a larger maximum scales what was summed before it.
+template <typename T>
+FRIT_KERNEL(kCriterionTwoPassThreads, 2)
+criterion_forward_row_twice_kernel(Global<T> logits, int64_t stride, int columns, Bias<T> bias,
+                                   Global<const int32_t> labels, float smoothing, Global<const float> scale,
+                                   Global<float> loss, Global<float> nll) {
+  wait_for_previous();
+  constexpr int N = kVecOf<T>;
+  const Shared<float> scratch = shared_array<float>(0);
+  const int64_t r = block_index();
+  const Global<T> row = logits + r * stride;
+  const int me = thread_index(), threads = thread_count(), label = load(labels, r);
+  const int vectors = (columns + N - 1) / N;
+  if (dead(label, columns)) {
+    if (me == 0) store(loss, r, dead_losses(label).loss), store(nll, r, dead_losses(label).nll);
+    if (scale)
+      for (int v = me; v < vectors; v += threads)
+        store_span<N, Cache::kStream>(row, static_cast<int64_t>(v) * N, columns, from_float<T>(Vec<float, N>{}));
+    return;
+  }
+  // `about` is whole, so that parts that are about different maxima scale exactly.
+  const auto about_of = [](float top) { return rintf(top * kLog2E); };
+  float top = -INFINITY, sum = 0, total = 0;
+  for (int v = me; v < vectors; v += threads) {
+    const Vec<float, N> x =
+        values<true>(load_span<N>(row, static_cast<int64_t>(v) * N, columns, T()), bias, v * N, columns);
+    float most = top;
+    each_inside<N>(v * N, columns, [&](int i) { most = fmaxf(most, x[i]); });
+    const float about = most == -INFINITY ? 0.0f : about_of(most);
+    if (most > top) sum *= top == -INFINITY ? 0.0f : exp2_fast(about_of(top) - about);
+    top = most;
+    each_inside<N>(v * N, columns, [&](int i) { sum += exponential(x[i], about), total += x[i]; });
+  }
+  // Parts without columns have no maximum, and sum to 0.
+  const auto scaled = [&](float part, float part_top, float to_top) {
+    return part_top == to_top || part == 0 ? part : part * exp2_fast(about_of(part_top) - about_of(to_top));
+  };
+  const float warp_top = warp_max(top);
+  sum = warp_sum(scaled(sum, top, warp_top)), total = warp_sum(total);
+  if (lane() == 0)
+    store(scratch, warp(), warp_top), store(scratch, 32 + warp(), sum), store(scratch, 64 + warp(), total);
+  const bool mine = label / N % threads == me;
+  float label_logit = 0;
+  if (mine) {
+    label_logit = widen(load(row, label));
+    label_logit += bias.f32 ? load(bias.f32, label) : bias.same ? widen(load(bias.same, label)) : 0.0f;
+  }
+  barrier();
+  const bool holds = lane() < warp_count();
+  const float part_top = holds ? load(scratch, lane()) : -INFINITY;
+  top = warp_max(part_top);
+  sum = warp_sum(holds ? scaled(load(scratch, 32 + lane()), part_top, top) : 0.0f);
+  total = warp_sum(holds ? load(scratch, 64 + lane()) : 0.0f);
+  const Row result{top, about_of(top), sum, total / static_cast<float>(columns)};
+  const float s = scale ? load(scale, 0) : 0.0f;
+  if (scale) {
+    const Gradient gradient(result, smoothing, s, columns);
+    for (int v = me; v < vectors; v += threads) {
+      Vec<float, N> x =
+          values<true>(load_span<N>(row, static_cast<int64_t>(v) * N, columns, T()), bias, v * N, columns);
+      FRIT_UNROLL
+      for (int i = 0; i < N; ++i) x[i] = gradient(x[i]);
+      store_span<N, Cache::kStream>(row, static_cast<int64_t>(v) * N, columns, from_float<T>(x));
+    }
+  }
+  if (mine) {
+    const Losses losses = losses_of(result, label_logit, smoothing);
+    store(loss, r, losses.loss), store(nll, r, losses.nll);
+    if (scale) store(row, label, convert<T>(label_gradient(result, label_logit, smoothing, s, columns)));
+  }
+}
+
+template <typename T>
+void run(Context& context, const Tensor& logits, const Tensor& bias, const Tensor& labels, float smoothing,
+         const Tensor& scale, const Tensor& loss, const Tensor& nll) {
+  const int64_t rows = logits.dim(0), vocabulary = logits.dim(1), stride = logits.row_stride();
+  const int columns = static_cast<int>(vocabulary);
+  const CriterionBlock block = CriterionBlock::of(vocabulary, logits.dtype(), bias.defined());
+  static constexpr const char* kNames[] = {"warp", "shared", "two_pass"};
+  const auto accepts = [&](int i) {
+    return i == 0 ? vocabulary <= criterion_warp_columns(logits.dtype())
+                  : i == 2 || (vocabulary < (int64_t{1} << kRowBits) &&
+                               block.shared_bytes <= context.gpu().shared_bytes_limit());
+  };
+  const int fallback = accepts(0) ? 0 : accepts(1) ? 1 : 2;
+  const std::string key = fmt::format("{}x{}/{}", rows, vocabulary, name_of(logits.dtype()));
+  const int chosen = choose_instance(context, "criterion_forward", key, kNames, fallback, accepts);
+  Bias<T> b;
+  if (bias.defined() && bias.dtype() == DType::kF32)
+    b.f32 = global<const float>(bias);
+  else if (bias.defined())
+    b.same = global<const T>(bias);
+  const Global<T> x = global<T>(logits);
+  const Global<const int32_t> l = global<const int32_t>(labels);
+  const Global<const float> s = global<const float>(scale);
+  const Global<float> out = global<float>(loss), out_nll = global<float>(nll);
+  if (chosen == 0) {
+    const auto kernel = bias.defined() ? criterion_forward_row_per_warp_kernel<T, true>
+                                       : criterion_forward_row_per_warp_kernel<T, false>;
+    launch(context, "criterion_forward_row_per_warp_kernel", kernel, {(rows + 7) / 8, 256, 0}, x, stride, columns, rows,
+           b, l, smoothing, s, out, out_nll);
+  } else if (chosen == 1) {
+    const auto kernel = bias.defined() ? criterion_forward_row_in_shared_kernel<T, true>
+                                       : criterion_forward_row_in_shared_kernel<T, false>;
+    launch(context, "criterion_forward_row_in_shared_kernel", kernel,
+           {block.blocks(rows, context.gpu().shared_bytes_limit(), context.gpu().multiprocessors()), block.threads,
+            block.shared_bytes},
+           x, stride, columns, rows, b, l, smoothing, s, out, out_nll);
+  } else {
+    launch(context, "criterion_forward_row_twice_kernel", criterion_forward_row_twice_kernel<T>,
+           {rows, kCriterionTwoPassThreads, 96 * 4}, x, stride, columns, b, l, smoothing, s, out, out_nll);
+  }
+}
+
+}  // namespace
+
+CriterionBlock CriterionBlock::of(int64_t vocabulary, DType dtype, bool bias) {
+  // Vectors of a row that begins as far behind a multiple of 16 bytes as it can; about 8 a thread.
+  const int64_t n = 16 / size_of(dtype), vectors = (vocabulary + 2 * n - 2) / n, threads = (vectors + 255) / 256 * 32;
+  const int64_t most = shared_threads(bias);
+  return {static_cast<int>(threads < 64 ? 64 : threads > most ? most : threads), kRowAt + vectors * 16};
+}
+int64_t CriterionBlock::blocks(int64_t rows, int64_t shared_bytes_limit, int multiprocessors) const {
+  // A multiprocessor has 1 KB of shared memory a block beside what a block may use, and here runs 1536 threads (40
+  // registers each).
+  const int64_t by_memory = (shared_bytes_limit + 1024) / (shared_bytes + 1024), by_threads = 1536 / threads;
+  const int64_t resident = by_memory < 1 ? 1 : by_memory < by_threads ? by_memory : by_threads;
+  return rows < resident * multiprocessors ? rows : resident * multiprocessors;
+}
+int64_t criterion_warp_columns(DType dtype) {
+  const int64_t n = 16 / size_of(dtype);
+  return kWarpVectors * kWarpSize * n - (n - 1);
+}
+
+void criterion_forward_backward_gpu(Context& context, const Tensor& logits, const Tensor& bias, const Tensor& labels,
+                                    float smoothing, const Tensor& scale, const Tensor& loss, const Tensor& nll) {
+  dispatch_float(logits.dtype(),
+                 [&](auto type) { run<decltype(type)>(context, logits, bias, labels, smoothing, scale, loss, nll); });
+}
+
+}  // namespace frit

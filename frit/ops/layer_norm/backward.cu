@@ -1,0 +1,425 @@
+#include "frit/ops/layer_norm/backward.h"
+
+#include <algorithm>
+
+#include "frit/ops/layer_norm/gpu.h"
+#include "frit/ops/layer_norm/row_part.h"
+#include "frit/simt/launch.h"
+
+namespace frit {
+namespace {
+
+using namespace row_part;
+
+enum class Form { kXhat, kSlides, kDependence };
+
+// Rows a group of warps takes at once.
+template <int K>
+constexpr int kRows = K == 1 ? 2 : 1;
+
+template <int N>
+FRIT_DEVICE Vec<float, 4> four(const float (&x)[N], int i) {
+  return {{x[i], x[i + 1], x[i + 2], x[i + 3]}};
+}
+
+// With g = gamma * dy and xhat = (x - mean) * rstd:
+// xhat: dx = rstd * (g - (sum g + xhat * sum g*xhat) / cols).
+// slides: dx = g * rstd + alpha * sum g + beta * sum g*x, alpha = ((x - mean) * mean - std^2) * rstd^3 / cols,
+// beta = (mean - x) * rstd^3 / cols.
+// dependence: dvar = -rstd^3 / 2 * sum g * (x - mean); then dmean = sum(-g * rstd - 2 dvar (x - mean) / cols); dx =
+// g * rstd + (2 dvar (x - mean) + dmean) / cols.
+//
+// Blocks take equal runs of rows, batch by batch: a group of `warps` warps kRows<K> rows of each batch, each warp
+// 32 K vectors of every one. A thread's columns are always the same, so their sums of dy * xhat and dy stay where
+// they are; at the end the block's groups are added up, and it writes its row of partials.
+template <typename T, int K, Form form>
+FRIT_KERNEL(K == 4 ? 512 : 256, K == 4 ? 1 : 2)
+layer_norm_backward_rows_kernel(Global<const T> dy, int64_t dy_stride, Global<const T> x, int64_t x_stride,
+                                Global<const T> gamma, Global<const float> mean, Global<const float> rstd,
+                                Global<const T> dresidual, int64_t dresidual_stride, Global<T> dx, int64_t dx_stride,
+                                Global<float> partials, int64_t rows, int cols, int warps) {
+  wait_for_previous();
+  constexpr int N = Part<T, K>::kN, R = kRows<K>, kColumns = Part<T, K>::kColumns;
+  constexpr bool kAhead = K < 4;   // loads the next batch before it computes this one
+  constexpr bool kEarly = K == 1;  // loads dresidual before the sums
+  const int groups = warp_count() / warps, group = warp() / warps, part = warp() - group * warps;
+  const int first = part * kColumns, columns = cols - first < kColumns ? cols - first : kColumns;
+  // From here on rows are counted from the block's first.
+  const int64_t begin = rows * block_index() / block_count();
+  const int end = static_cast<int>(rows * (block_index() + 1) / block_count() - begin);
+  dy = dy + begin * dy_stride, x = x + begin * x_stride, dx = dx + begin * dx_stride;
+  mean = mean + begin, rstd = rstd + begin;
+  if (dresidual) dresidual = dresidual + begin * dresidual_stride;
+  const int step = groups * R;
+  const float all = static_cast<float>(cols);
+  const auto offset = [&](int row, int64_t stride) { return row < end ? row * stride + first : 0; };
+  const auto count = [&](int row) { return row < end ? columns : 0; };
+
+  Vec<T, N> weight[K];
+  const auto load_weight = [&](int k) {
+    return load_span<N, Cache::kReadOnly>(gamma, first + (k * 32 + lane()) * N, cols, T());
+  };
+  if constexpr (kAhead) {
+    FRIT_UNROLL
+    for (int k = 0; k < K; ++k) weight[k] = load_weight(k);
+  }
+  // With 4 vectors a thread the sums have no room in registers: they lie in shared memory, four of a thread's together,
+  // number j of thread t at [j / 4][t][j % 4], and no other thread touches them before the end.
+  constexpr int kSums = kAhead ? K : 1;
+  float sum_gamma[kSums][N] = {}, sum_beta[kSums][N] = {};
+  const Shared<float> scratch = shared_array<float>(0);
+  const auto slot = [&](int k, int i) {
+    return 8 * R * warp_count() + ((k * 2 * N + i) / 4 * thread_count() + thread_index()) * 4;
+  };
+  if constexpr (!kAhead) {
+    FRIT_UNROLL
+    for (int k = 0; k < K; ++k) {
+      FRIT_UNROLL
+      for (int i = 0; i < 2 * N; i += 4) store_vec<4>(scratch, slot(k, i), Vec<float, 4>{});
+    }
+  }
+
+  Part<T, K> x_row[R], dy_row[R];
+  float of_row;  // lane r < R: row r's mean; lane R + r: its rstd
+  const auto start = [&](int row, Part<T, K>(&xs)[R], Part<T, K>(&dys)[R]) {
+    FRIT_UNROLL
+    for (int r = 0; r < R; ++r) {
+      start_load<Cache::kStream>(xs[r], x + offset(row + r, x_stride), count(row + r));
+      start_load<Cache::kStream>(dys[r], dy + offset(row + r, dy_stride), count(row + r));
+    }
+    float value = 0;
+    if (lane() < R && row + lane() < end) value = load(mean, row + lane());
+    if (lane() >= R && lane() < 2 * R && row + lane() - R < end) value = load(rstd, row + lane() - R);
+    return value;
+  };
+  of_row = start(group * R, x_row, dy_row);
+
+  int turn = 0;  // alternates between two halves of scratch, so that one barrier a sum is enough
+  for (int batch = 0; batch < end; batch += step) {
+    const int row = batch + group * R;
+    Part<T, K> x_next[R], dy_next[R], more[R];
+    float of_next = 0;
+    if constexpr (kAhead) of_next = start(row + step, x_next, dy_next);
+    if (kEarly && dresidual) {
+      FRIT_UNROLL
+      for (int r = 0; r < R; ++r)
+        start_load<Cache::kStream>(more[r], dresidual + offset(row + r, dresidual_stride), count(row + r));
+    }
+    float mu[R], scale[R], sums[2 * R], second[R];
+    FRIT_UNROLL
+    for (int r = 0; r < R; ++r) {
+      finish_load<Cache::kStream>(x_row[r], x + offset(row + r, x_stride), count(row + r));
+      finish_load<Cache::kStream>(dy_row[r], dy + offset(row + r, dy_stride), count(row + r));
+      mu[r] = shuffle(of_row, r), scale[r] = shuffle(of_row, R + r);
+      sums[r] = sums[R + r] = 0;
+      FRIT_UNROLL
+      for (int k = 0; k < K; ++k) {
+        const Vec<float, N> xv = to_float(x_row[r].v[k]), d = to_float(dy_row[r].v[k]);
+        const Vec<float, N> w = to_float(kAhead ? weight[k] : load_weight(k));
+        float s = 0, q = 0;
+        FRIT_UNROLL
+        for (int i = 0; i < N; ++i) {  // past the row dy and gamma are 0
+          const float from_mean = xv[i] - mu[r], hat = from_mean * scale[r], g = d[i] * w[i];
+          if constexpr (form != Form::kDependence) s += g;
+          q = fmaf(g, form == Form::kXhat ? hat : form == Form::kSlides ? xv[i] : from_mean, q);
+          if constexpr (kAhead) {
+            sum_gamma[k][i] = fmaf(d[i], hat, sum_gamma[k][i]);
+            sum_beta[k][i] += d[i];
+          }
+        }
+        sums[r] += s, sums[R + r] += q;
+        if constexpr (!kAhead) {
+          FRIT_UNROLL
+          for (int i = 0; i < N; i += 4) {
+            Vec<float, 4> a = load_vec<4>(scratch, slot(k, i)), b = load_vec<4>(scratch, slot(k, N + i));
+            FRIT_UNROLL
+            for (int j = 0; j < 4; ++j) {
+              a[j] = fmaf(d[i + j], (xv[i + j] - mu[r]) * scale[r], a[j]);
+              b[j] += d[i + j];
+            }
+            store_vec<4>(scratch, slot(k, i), a);
+            store_vec<4>(scratch, slot(k, N + i), b);
+          }
+        }
+      }
+    }
+    const Shared<float> mine = scratch + (turn * 2 * warp_count() + group * warps) * 2 * R;
+    turn ^= 1;
+    if constexpr (form == Form::kDependence) {
+      float q[R];
+      FRIT_UNROLL
+      for (int r = 0; r < R; ++r) q[r] = sums[R + r];
+      row_sums(q, mine, warps, part);
+      FRIT_UNROLL
+      for (int r = 0; r < R; ++r) {
+        keep_packed(x_row[r]);
+        keep_packed(dy_row[r]);
+        sums[R + r] = -0.5f * scale[r] * scale[r] * scale[r] * q[r];  // dvar
+        second[r] = 0;
+        FRIT_UNROLL
+        for (int k = 0; k < K; ++k) {
+          const Vec<float, N> xv = to_float(x_row[r].v[k]), d = to_float(dy_row[r].v[k]), w = to_float(weight[k]);
+          FRIT_UNROLL
+          for (int i = 0; i < N; ++i) {
+            const bool inside = (k * 32 + lane()) * N + i < columns;
+            const float from_mean = inside ? xv[i] - mu[r] : 0.0f;
+            second[r] += -d[i] * w[i] * scale[r] - 2 * sums[R + r] * from_mean / all;
+          }
+        }
+      }
+      row_sums(second, mine + 2 * R * warp_count(), warps, part);
+    } else {
+      row_sums(sums, mine, warps, part);
+    }
+    if (!kEarly && dresidual) {
+      FRIT_UNROLL
+      for (int r = 0; r < R; ++r)
+        start_load<Cache::kStream>(more[r], dresidual + offset(row + r, dresidual_stride), count(row + r));
+    }
+    FRIT_UNROLL
+    for (int r = 0; r < R; ++r) {
+      keep_packed(x_row[r]);
+      keep_packed(dy_row[r]);
+      if (dresidual)
+        finish_load<Cache::kStream>(more[r], dresidual + offset(row + r, dresidual_stride), count(row + r));
+      const float mean_g = sums[r] / all, mean_product = sums[R + r] / all;
+      FRIT_UNROLL
+      for (int k = 0; k < K; ++k) {
+        const Vec<float, N> xv = to_float(x_row[r].v[k]), d = to_float(dy_row[r].v[k]);
+        const Vec<float, N> w = to_float(kAhead ? weight[k] : load_weight(k));
+        Vec<float, N> v;
+        FRIT_UNROLL
+        for (int i = 0; i < N; ++i) {
+          const float from_mean = xv[i] - mu[r], g = d[i] * w[i];
+          if constexpr (form == Form::kXhat) {
+            v[i] = scale[r] * (g - fmaf(from_mean * scale[r], mean_product, mean_g));
+          } else if constexpr (form == Form::kSlides) {
+            const float cubed = scale[r] * scale[r] * scale[r] / all;
+            const float alpha = (from_mean * mu[r] - 1 / (scale[r] * scale[r])) * cubed;
+            v[i] = g * scale[r] + alpha * sums[r] - from_mean * cubed * sums[R + r];
+          } else {
+            v[i] = g * scale[r] + (2 * sums[R + r] * from_mean + second[r]) / all;
+          }
+        }
+        if (dresidual) {
+          const Vec<float, N> m = to_float(more[r].v[k]);
+          FRIT_UNROLL
+          for (int i = 0; i < N; ++i) v[i] += m[i];
+        }
+        x_row[r].v[k] = from_float<T>(v);
+      }
+      if (row + r < end) store_part<Cache::kDefault>(x_row[r], dx + (row + r) * dx_stride + first, columns);
+    }
+    if constexpr (kAhead) {
+      FRIT_UNROLL
+      for (int r = 0; r < R; ++r) x_row[r] = x_next[r], dy_row[r] = dy_next[r];
+      of_row = of_next;
+    } else {
+      of_row = start(row + step, x_row, dy_row);
+    }
+  }
+
+  if (!partials) return;
+  // Groups 1, 2, ... hand their sums to group 0.
+  if constexpr (kAhead) {
+    if (groups > 1 && group > 0) {
+      FRIT_UNROLL
+      for (int k = 0; k < K; ++k) {
+        FRIT_UNROLL
+        for (int i = 0; i < N; i += 4) {
+          store_vec<4>(scratch, slot(k, i), four(sum_gamma[k], i));
+          store_vec<4>(scratch, slot(k, N + i), four(sum_beta[k], i));
+        }
+      }
+    }
+  }
+  if (groups > 1) barrier();
+  if (group > 0) return;
+  const Global<float> to = partials + block_index() * 2 * cols;
+  FRIT_UNROLL
+  for (int k = 0; k < K; ++k) {
+    const int64_t c = first + (k * 32 + lane()) * N;
+    FRIT_UNROLL
+    for (int i = 0; i < N; i += 4) {
+      Vec<float, 4> a, b;
+      if constexpr (kAhead)
+        a = four(sum_gamma[k], i), b = four(sum_beta[k], i);
+      else
+        a = load_vec<4>(scratch, slot(k, i)), b = load_vec<4>(scratch, slot(k, N + i));
+      for (int other = 1; other < groups; ++other) {
+        const Shared<float> handed = scratch + other * warps * 32 * 4;
+        const Vec<float, 4> more_a = load_vec<4>(handed, slot(k, i)), more_b = load_vec<4>(handed, slot(k, N + i));
+        FRIT_UNROLL
+        for (int j = 0; j < 4; ++j) a[j] += more_a[j], b[j] += more_b[j];
+      }
+      store_span<4>(to, c + i, cols, a);
+      store_span<4>(to + cols, c + i, cols, b);
+    }
+  }
+}
+
+// dx alone; a block takes a row, piece by piece, and reads dy and x twice.
+template <typename T, int K>
+FRIT_KERNEL(512, 1)
+layer_norm_backward_looped_kernel(Global<const T> dy, int64_t dy_stride, Global<const T> x, int64_t x_stride,
+                                  Global<const T> gamma, Global<const float> mean, Global<const float> rstd,
+                                  Global<const T> dresidual, int64_t dresidual_stride, Global<T> dx, int64_t dx_stride,
+                                  int cols) {
+  wait_for_previous();
+  constexpr int N = Part<T, K>::kN, kColumns = Part<T, K>::kColumns;
+  const int64_t row = block_index();
+  const int step = warp_count() * kColumns;
+  const float mu = load(mean, row), scale = load(rstd, row), all = static_cast<float>(cols);
+  Part<T, K> x_row, dy_row, more;
+  const auto start = [&](int first, int columns) {
+    const Global<const T> from = x + (row * x_stride + first), gradient = dy + (row * dy_stride + first);
+    start_load<Cache::kDefault>(x_row, from, columns);
+    start_load<Cache::kDefault>(dy_row, gradient, columns);
+    finish_load<Cache::kDefault>(x_row, from, columns);
+    finish_load<Cache::kDefault>(dy_row, gradient, columns);
+  };
+  const auto columns_from = [&](int first) { return cols - first < kColumns ? cols - first : kColumns; };
+  const auto load_weight = [&](int first, int k) {
+    return to_float(load_span<N, Cache::kReadOnly>(gamma, first + (k * 32 + lane()) * N, cols, T()));
+  };
+  float sums[2] = {0, 0};
+  for (int first = warp() * kColumns; first < cols; first += step) {
+    start(first, columns_from(first));
+    FRIT_UNROLL
+    for (int k = 0; k < K; ++k) {
+      const Vec<float, N> xv = to_float(x_row.v[k]), d = to_float(dy_row.v[k]), w = load_weight(first, k);
+      float s = 0, q = 0;
+      FRIT_UNROLL
+      for (int i = 0; i < N; ++i) {
+        const float g = d[i] * w[i];
+        s += g;
+        q = fmaf(g, (xv[i] - mu) * scale, q);
+      }
+      sums[0] += s, sums[1] += q;
+    }
+  }
+  row_sums(sums, shared_array<float>(0), warp_count(), warp());
+  const float mean_g = sums[0] / all, mean_product = sums[1] / all;
+  for (int first = warp() * kColumns; first < cols; first += step) {
+    const int columns = columns_from(first);
+    const Global<const T> rest = dresidual + (row * dresidual_stride + first);
+    if (dresidual) start_load<Cache::kStream>(more, rest, columns);
+    start(first, columns);
+    if (dresidual) finish_load<Cache::kStream>(more, rest, columns);
+    FRIT_UNROLL
+    for (int k = 0; k < K; ++k) {
+      const Vec<float, N> xv = to_float(x_row.v[k]), d = to_float(dy_row.v[k]), w = load_weight(first, k);
+      Vec<float, N> v;
+      FRIT_UNROLL
+      for (int i = 0; i < N; ++i) v[i] = scale * (d[i] * w[i] - fmaf((xv[i] - mu) * scale, mean_product, mean_g));
+      if (dresidual) {
+        const Vec<float, N> m = to_float(more.v[k]);
+        FRIT_UNROLL
+        for (int i = 0; i < N; ++i) v[i] += m[i];
+      }
+      x_row.v[k] = from_float<T>(v);
+    }
+    store_part<Cache::kDefault>(x_row, dx + (row * dx_stride + first), columns);
+  }
+}
+
+constexpr const char* kInstances[] = {"xhat_1",      "xhat_2",      "xhat_4",         "looped",
+                                      "dependence",  "slides",      "column_serial",  "atomic",
+                                      "tiled_32x32", "tiled_32x33", "two_stage_apart"};
+enum { kXhat1, kXhat2, kXhat4, kLooped, kDependence, kSlides, kColumnSerial, kAtomic, kTiled32, kTiled33, kApart };
+constexpr int kLoopedWarps = 16;
+// Blocks that fill the chip: 16 warps for each of 132 multiprocessors. A number of the method, not of the device the
+// program runs on: the sums' order depends on it.
+constexpr int64_t kFull = 132 * 16;
+
+int64_t over(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// How rows are shared out: see layer_norm_backward_rows_kernel.
+struct Cut {
+  int warps, groups;
+  int64_t blocks;
+};
+Cut cut_rows(int64_t rows, int64_t vectors, int k) {
+  Cut c;
+  c.warps = static_cast<int>(over(vectors, 32 * k));
+  c.groups = std::max(1, 8 / c.warps);
+  const int64_t most = 132 * std::max<int64_t>(1, kFull / 132 / (c.warps * c.groups));
+  const int at_once = k == 1 ? 2 : 1;
+  // Two batches a block at least: writing and adding partial sums must pay.
+  c.blocks = std::clamp<int64_t>(over(rows, 2 * c.groups * at_once), 1, most);
+  return c;
+}
+
+}  // namespace
+
+void layer_norm_backward_gpu(Context& context, const Tensor& dy, const Tensor& x, const Tensor& gamma,
+                             const Tensor& mean, const Tensor& rstd, const Tensor& dresidual, bool accumulate,
+                             const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) {
+  const int64_t rows = x.dim(0), cols = x.dim(1), vectors = over(cols, 16 / size_of(x.dtype()));
+  FRIT_CHECK(cols < (int64_t{1} << 30), "[layer_norm] x is {}, expected fewer than 2^30 columns", x.to_string());
+  const int widest = vectors <= 8 * 32        ? kXhat1
+                     : vectors <= 8 * 2 * 32  ? kXhat2
+                     : vectors <= 16 * 4 * 32 ? kXhat4
+                                              : kLooped;
+  const bool free = context.forced("layer_norm_backward").empty();
+  const int instance =
+      choose_instance(context, "layer_norm_backward", fmt::format("{}x{}/{}", rows, cols, name_of(x.dtype())),
+                      kInstances, widest, [&](int i) {
+                        if (free && i > kLooped) return false;  // kept to be measured: only if asked for
+                        if (i == kDependence || i == kSlides) return widest == kXhat1;
+                        return i >= widest;
+                      });
+  // dx by rows with k vectors a thread, or by the looped kernel where no block holds a row.
+  const int by = instance <= kLooped ? instance : widest;
+  const int k = by == kXhat2 ? 2 : by == kXhat4 ? 4 : 1;
+  const Cut cut = cut_rows(rows, vectors, k);
+  const bool fused = instance < kLooped || instance == kDependence || instance == kSlides;
+  const bool apart = instance == kLooped || instance == kApart;
+  const int64_t pieces = fused ? cut.blocks : apart ? std::clamp<int64_t>(rows / 64, 1, 64) : 1;
+  Buffer partials = context.allocate({pieces, 2 * cols}, DType::kF32, "layer_norm.partials");
+  const LayerNormBackward operands = {dy, x, gamma, mean, rstd, dresidual, dx, partials};
+
+  // Before dx is written, which may be dy.
+  if (!fused)
+    layer_norm_sum_columns(context, operands,
+                           instance == kAtomic    ? ColumnWay::kAtomic
+                           : instance == kTiled32 ? ColumnWay::kTiled32x32
+                           : instance == kTiled33 ? ColumnWay::kTiled32x33
+                                                  : ColumnWay::kSerial);
+  dispatch_float(x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    if (by == kLooped) {
+      launch(context, "layer_norm_backward_looped_kernel", layer_norm_backward_looped_kernel<T, 2>,
+             {rows, kLoopedWarps * 32, kLoopedWarps * 8}, global<const T>(dy), dy.row_stride(), global<const T>(x),
+             x.row_stride(), global<const T>(gamma), global<const float>(mean), global<const float>(rstd),
+             global<const T>(dresidual), dresidual.row_stride(), global<T>(dx), dx.row_stride(),
+             static_cast<int>(cols));
+      return;
+    }
+    const int64_t threads = cut.warps * cut.groups * 32, sums = 2 * k * (16 / size_of(x.dtype()));
+    const Launch shape = {
+        cut.blocks, static_cast<int>(threads),
+        4 * (8 * (k == 1 ? 2 : 1) * (threads / 32) + (cut.groups > 1 || k == 4 ? threads * sums : 0))};
+    const auto start = [&](const char* name, auto kernel) {
+      launch(context, name, kernel, shape, global<const T>(dy), dy.row_stride(), global<const T>(x), x.row_stride(),
+             global<const T>(gamma), global<const float>(mean), global<const float>(rstd), global<const T>(dresidual),
+             dresidual.row_stride(), global<T>(dx), dx.row_stride(),
+             fused ? global<float>(operands.partials) : simt::Global<float>(), rows, static_cast<int>(cols), cut.warps);
+    };
+    if (instance == kDependence)
+      start("layer_norm_backward_dependence_kernel", layer_norm_backward_rows_kernel<T, 1, Form::kDependence>);
+    else if (instance == kSlides)
+      start("layer_norm_backward_slides_kernel", layer_norm_backward_rows_kernel<T, 1, Form::kSlides>);
+    else if (k == 1)
+      start("layer_norm_backward_xhat_kernel", layer_norm_backward_rows_kernel<T, 1, Form::kXhat>);
+    else if (k == 2)
+      start("layer_norm_backward_xhat_kernel", layer_norm_backward_rows_kernel<T, 2, Form::kXhat>);
+    else
+      start("layer_norm_backward_xhat_kernel", layer_norm_backward_rows_kernel<T, 4, Form::kXhat>);
+  });
+  layer_norm_add_partials(context, operands.partials, accumulate, dgamma, dbeta);
+}
+
+}  // namespace frit

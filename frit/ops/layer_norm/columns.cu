@@ -1,0 +1,169 @@
+#include "frit/ops/layer_norm/backward.h"
+#include "frit/simt/launch.h"
+
+namespace frit {
+namespace {
+
+using namespace simt;
+
+// What the column kernels read.
+template <typename T>
+struct Operands {
+  Global<const T> dy, x;
+  Global<const float> mean, rstd;
+  int64_t dy_stride, x_stride, rows, cols;
+};
+struct Terms {
+  float gamma, beta;
+};
+// What element (row, column) adds to dgamma and dbeta.
+template <typename T>
+FRIT_DEVICE Terms terms(const Operands<T>& o, int64_t row, int64_t column) {
+  const float d = widen(load(o.dy, row * o.dy_stride + column)), v = widen(load(o.x, row * o.x_stride + column));
+  return {d * ((v - load(o.mean, row)) * load(o.rstd, row)), d};
+}
+
+constexpr int kThreads = 128;
+
+// A thread takes a column of a piece of the rows, one after the other.
+template <typename T>
+FRIT_KERNEL(kThreads, 8)
+layer_norm_backward_column_serial_kernel(Operands<T> o, Global<float> partials, int64_t pieces) {
+  wait_for_previous();
+  const int64_t piece = block_index() % pieces, column = block_index() / pieces * kThreads + thread_index();
+  if (column >= o.cols) return;
+  float gamma = 0, beta = 0;
+  for (int64_t r = o.rows * piece / pieces; r < o.rows * (piece + 1) / pieces; ++r) {
+    const Terms t = terms(o, r, column);
+    gamma += t.gamma, beta += t.beta;
+  }
+  store(partials, piece * 2 * o.cols + column, gamma);
+  store(partials, (piece * 2 + 1) * o.cols + column, beta);
+}
+
+template <typename T>
+FRIT_KERNEL(kThreads, 8)
+layer_norm_backward_zero_kernel(Global<T> partials, int64_t n) {
+  wait_for_previous();
+  const int64_t i = block_index() * kThreads + thread_index();
+  if (i < n) store(partials, i, T());
+}
+
+// A thread an element: `rows` additions at each address, in no fixed order.
+template <typename T>
+FRIT_KERNEL(kThreads, 8)
+layer_norm_backward_atomic_kernel(Operands<T> o, Global<float> partials) {
+  wait_for_previous();
+  const int64_t row = block_index() % o.rows, column = block_index() / o.rows * kThreads + thread_index();
+  if (column >= o.cols) return;
+  const Terms t = terms(o, row, column);
+  atomic_add(partials, column, t.gamma);
+  atomic_add(partials, o.cols + column, t.beta);
+}
+
+// A block of 32 x 32 threads takes 32 columns: thread (y, x) the rows y, y + 32, ... of column x. Its sums go through
+// an array [32][pitch], written along rows and read along columns: with pitch 32 that read is a 32-way bank conflict.
+template <typename T, int pitch>
+FRIT_KERNEL(1024, 1)
+layer_norm_backward_tiled_kernel(Operands<T> o, Global<float> partials) {
+  wait_for_previous();
+  const int x = lane(), y = warp();
+  const int64_t column = block_index() * 32 + x, mine = block_index() * 32 + y;
+  float gamma = 0, beta = 0;
+  if (column < o.cols) {
+    for (int64_t r = y; r < o.rows; r += 32) {
+      const Terms t = terms(o, r, column);
+      gamma += t.gamma, beta += t.beta;
+    }
+  }
+  const Shared<float> gammas = shared_array<float>(0), betas = shared_array<float>(32 * pitch * 4);
+  store(gammas, y * pitch + x, gamma);
+  store(betas, y * pitch + x, beta);
+  barrier();
+  gamma = warp_sum(load(gammas, x * pitch + y));
+  beta = warp_sum(load(betas, x * pitch + y));
+  if (x == 0 && mine < o.cols) {
+    store(partials, mine, gamma);
+    store(partials, o.cols + mine, beta);
+  }
+}
+
+// A block takes 32 columns of partials: warp w adds the rows w, w + warps, ..., then warp 0 adds what the warps found.
+template <typename T>
+FRIT_KERNEL(1024, 1)
+layer_norm_backward_add_partials_kernel(Global<const float> partials, int64_t pieces, int64_t cols, bool accumulate,
+                                        Global<T> dgamma, Global<T> dbeta) {
+  wait_for_previous();
+  const int64_t column = block_index() * 32 + lane();
+  float sum = 0;
+  if (column < 2 * cols) {
+    FRIT_UNROLL_BY(8)
+    for (int64_t p = warp(); p < pieces; p += warp_count()) sum += load(partials, p * 2 * cols + column);
+  }
+  const Shared<float> scratch = shared_array<float>(0);
+  store(scratch, thread_index(), sum);
+  barrier();
+  if (warp() > 0 || column >= 2 * cols) return;
+  for (int w = 1; w < warp_count(); ++w) sum += load(scratch, w * 32 + lane());
+  const Global<T> to = column < cols ? dgamma : dbeta;
+  const int64_t c = column < cols ? column : column - cols;
+  if (to) store(to, c, convert<T>(accumulate ? widen(load(to, c)) + sum : sum));
+}
+
+int64_t over(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace
+
+void layer_norm_sum_columns(Context& context, const LayerNormBackward& b, ColumnWay way) {
+  const int64_t rows = b.x.dim(0), cols = b.x.dim(1), pieces = b.partials.dim(0), columns = over(cols, kThreads);
+  const Global<float> partials = global<float>(b.partials);
+  dispatch_float(b.x.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const Operands<T> o = {global<const T>(b.dy),
+                           global<const T>(b.x),
+                           global<const float>(b.mean),
+                           global<const float>(b.rstd),
+                           b.dy.row_stride(),
+                           b.x.row_stride(),
+                           rows,
+                           cols};
+    switch (way) {
+      case ColumnWay::kSerial:
+        return launch(context, "layer_norm_backward_column_serial_kernel", layer_norm_backward_column_serial_kernel<T>,
+                      {columns * pieces, kThreads}, o, partials, pieces);
+      case ColumnWay::kAtomic:
+        launch(context, "layer_norm_backward_zero_kernel", layer_norm_backward_zero_kernel<float>,
+               {over(2 * cols, kThreads), kThreads}, partials, 2 * cols);
+        return launch(context, "layer_norm_backward_atomic_kernel", layer_norm_backward_atomic_kernel<T>,
+                      {rows * columns, kThreads}, o, partials);
+      case ColumnWay::kTiled32x32:
+        return launch(context, "layer_norm_backward_tiled_32x32_kernel", layer_norm_backward_tiled_kernel<T, 32>,
+                      {over(cols, 32), 1024, 2 * 32 * 32 * 4}, o, partials);
+      case ColumnWay::kTiled32x33:
+        return launch(context, "layer_norm_backward_tiled_32x33_kernel", layer_norm_backward_tiled_kernel<T, 33>,
+                      {over(cols, 32), 1024, 2 * 32 * 33 * 4}, o, partials);
+    }
+  });
+}
+
+void layer_norm_add_partials(Context& context, const Tensor& partials, bool accumulate, const Tensor& dgamma,
+                             const Tensor& dbeta) {
+  const int64_t pieces = partials.dim(0), cols = partials.dim(1) / 2;
+  // A warp takes about 8 pieces.
+  const int warps = static_cast<int>(std::clamp<int64_t>(over(pieces, 8), 1, 32));
+  const auto add = [&](const Tensor& gamma, const Tensor& beta) {
+    dispatch_float(gamma.defined() ? gamma.dtype() : beta.dtype(), [&](auto type) {
+      using T = decltype(type);
+      launch(context, "layer_norm_backward_add_partials_kernel", layer_norm_backward_add_partials_kernel<T>,
+             {over(2 * cols, 32), warps * 32, warps * 128}, global<const float>(partials), pieces, cols, accumulate,
+             global<T>(gamma), global<T>(beta));
+    });
+  };
+  if (dgamma.dtype() == dbeta.dtype()) return add(dgamma, dbeta);
+  add(dgamma, {});
+  add({}, dbeta);
+}
+
+}  // namespace frit

@@ -1,0 +1,29 @@
+// The GPU forms of layer_norm. Arguments are checked already.
+#pragma once
+#include "frit/backend/context.h"
+
+namespace frit {
+
+// Instances (Context::force("layer_norm_forward", name)): a thread holds 1, 2, 4 or 8 vectors of 16 bytes of a row,
+// which as many warps as it takes share: one_sync_1, one_sync_2, one_sync_4, one_sync_8. looped takes any width, and
+// reads x twice. Kept to be measured, one vector a thread, and never chosen freely: two_sync (mean, then variance: two
+// dependent reductions) and moments (E[x^2] - E[x]^2: relative error of the variance eps * (mean / std)^2).
+// Cost: 1 launch; reads x once (looped: twice), gamma and beta once for each 4 / vectors rows (at least one); 1 barrier
+// a block, 0 when a warp owns a row; two_sync 2.
+void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gamma, const Tensor& beta, float eps,
+                            const Tensor& y, const Tensor& mean, const Tensor& rstd);
+
+// Instances (Context::force("layer_norm_backward", name)): xhat_1, xhat_2, xhat_4 (vectors a thread holds of a row): a
+// fixed number of blocks walks the rows, each keeps its columns' sums for dgamma and dbeta and writes them once, a
+// second launch adds these. looped takes any width. Kept to be measured, and never chosen freely:
+//   dependence, slides       other forms of dx, one vector a thread: layer_norm differentiated operation by operation
+//                            (two dependent reductions), and dx from the sums of g and g * x
+//   column_serial, atomic, tiled_32x32, tiled_32x33, two_stage_apart      dgamma and dbeta in launches of their own,
+//                            which read x and dy again. atomic adds in no fixed order.
+// Cost: 2 launches; reads dy, x (and dresidual) once, writes dx once; 1 barrier for each batch of rows a block takes, 0
+// when a warp owns a row (dependence 2), and 2 more.
+void layer_norm_backward_gpu(Context& context, const Tensor& dy, const Tensor& x, const Tensor& gamma,
+                             const Tensor& mean, const Tensor& rstd, const Tensor& dresidual, bool accumulate,
+                             const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta);
+
+}  // namespace frit

@@ -1,0 +1,29 @@
+#include "frit/ops/softmax/backward.h"
+
+namespace frit {
+
+using namespace simt;
+
+void softmax_backward_gpu(Context& context, const Tensor& dy, const Tensor& x, const Tensor& lse,
+                          const SoftmaxArgs& args, const Tensor& dx) {
+  if (args.p.defined()) return softmax_backward_stored_gpu(context, dy, lse, args, dx);
+  const bool two_dtypes = dx.dtype() != x.dtype();
+  const int instance = choose_softmax_instance(context, "softmax_backward", x, args, two_dtypes);
+  SoftmaxShape s = softmax_shape(x, args, dx);
+  s.dy_stride = dy.row_stride();
+  const auto run = [&](auto t, auto tx, auto i) {
+    using T = decltype(t);
+    using TX = decltype(tx);
+    launch(context, "softmax_backward_rows_kernel", softmax_backward_rows_kernel<T, TX, i, false>,
+           softmax_launch(i, s.rows), s, global<const T>(dy), global<const T>(x), global<const float>(lse),
+           global<const int32_t>(args.lengths), global<const float>(args.mask), Global<const uint8_t>(),
+           global<TX>(dx));
+  };
+  if (two_dtypes) {
+    if (dx.dtype() == DType::kBF16) return run(float(), bfloat16(), softmax_constant<kAny>());
+    return run(float(), float16(), softmax_constant<kAny>());
+  }
+  dispatch_float(x.dtype(), [&](auto t) { for_softmax_instance(instance, [&](auto i) { run(t, t, i); }); });
+}
+
+}  // namespace frit

@@ -1,0 +1,27 @@
+#include "frit/ops/softmax/forward.h"
+
+namespace frit {
+
+using namespace simt;
+
+void softmax_forward_gpu(Context& context, const Tensor& x, const SoftmaxArgs& args, const Tensor& y,
+                         const Tensor& lse) {
+  if (args.p.defined()) return softmax_forward_stored_gpu(context, x, args, y, lse);
+  const bool two_dtypes = y.dtype() != x.dtype();
+  const int instance = choose_softmax_instance(context, "softmax_forward", x, args, two_dtypes);
+  const SoftmaxShape s = softmax_shape(x, args, y);
+  const auto run = [&](auto t, auto ty, auto i) {
+    using T = decltype(t);
+    using TY = decltype(ty);
+    launch(context, "softmax_forward_rows_kernel", softmax_forward_rows_kernel<T, TY, i, false>,
+           softmax_launch(i, s.rows), s, global<const T>(x), global<const int32_t>(args.lengths),
+           global<const float>(args.mask), global<TY>(y), global<float>(lse), Global<TY>(), Global<uint8_t>());
+  };
+  if (two_dtypes) {
+    if (y.dtype() == DType::kBF16) return run(float(), bfloat16(), softmax_constant<kAny>());
+    return run(float(), float16(), softmax_constant<kAny>());
+  }
+  dispatch_float(x.dtype(), [&](auto t) { for_softmax_instance(instance, [&](auto i) { run(t, t, i); }); });
+}
+
+}  // namespace frit
