@@ -36,7 +36,7 @@ struct Eight {
 
   template <typename T>
   FRIT_DEVICE float at(int i) const {
-    return static_cast<float>(T::from_bits(static_cast<uint16_t>(v[i / 2] >> (16 * (i % 2)))));
+    return widen(T::from_bits(static_cast<uint16_t>(v[i / 2] >> (16 * (i % 2)))));
   }
 };
 
