@@ -36,7 +36,7 @@ struct Eight {
 
   template <typename T>
   FRIT_DEVICE float at(int i) const {
-    return static_cast<float>(T::from_bits(static_cast<uint16_t>(v[i / 2] >> (16 * (i % 2)))));
+    return widen(T::from_bits(static_cast<uint16_t>(v[i / 2] >> (16 * (i % 2)))));
   }
 };
 
@@ -243,7 +243,7 @@ attention_backward_short_kernel(Rows<const T> q, Rows<const T> k, Rows<const T> 
   load_rows<T, D>(full_0, k_rows, k.stride, at.lk, padded_keys);
   load_rows<T, D>(full_1, v_rows, v.stride, at.lk, padded_keys);
   const int passed = areas.pass;
-  for (int pass = 0; pass < at.lq || pass == 0; pass += passed) {
+  for (int pass = 0; pass < padded_queries || pass == 0; pass += passed) {
     if (pass > 0) barrier();
     const int rows = least(passed, at.lq - pass);
     load_rows<T, D>(tile_0, q_rows + pass * q.stride, q.stride, rows, least(passed, padded_queries - pass));

@@ -246,6 +246,13 @@ attention_backward_short_f32_kernel(Rows<const float> q, Rows<const float> k, Ro
   }
 }
 
+// The one block shape, so that a forced name that is another's throws.
+void choose_block(Context& context, const char* op, const Geometry& geometry, int64_t d) {
+  constexpr const char* kNames[] = {"rows16"};
+  choose_instance(context, op, fmt::format("q{} k{} D{} f32", geometry.max_q, geometry.max_k, d), kNames, 0,
+                  [](int) { return true; });
+}
+
 int64_t row_blocks(const Geometry& geometry, int longest) {
   return int64_t{geometry.sequences} * geometry.heads * ((longest + kBlockRows - 1) / kBlockRows);
 }
@@ -255,6 +262,7 @@ int64_t row_blocks(const Geometry& geometry, int longest) {
 void attention_short_forward_f32_gpu(Context& context, const AttentionArgs& args, const Tensor& out,
                                      const Tensor& lse) {
   const Geometry geometry = geometry_of(args);
+  choose_block(context, "attention_forward", geometry, args.q.dim(2));
   dispatch_width(args.q.dim(2), [&](auto width) {
     launch(context, "attention_forward_short_f32_kernel", attention_forward_short_f32_kernel<width()>,
            {row_blocks(geometry, geometry.max_q) + kAttentionTailBlocks, kWarps * 32,
@@ -268,6 +276,7 @@ void attention_short_forward_f32_gpu(Context& context, const AttentionArgs& args
 void attention_short_backward_f32_gpu(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse,
                                       const Tensor& dout, const Tensor& dq, const Tensor& dk, const Tensor& dv) {
   const Geometry geometry = geometry_of(args);
+  choose_block(context, "attention_backward", geometry, args.q.dim(2));
   dispatch_width(args.q.dim(2), [&](auto width) {
     launch(context, "attention_backward_short_f32_kernel", attention_backward_short_f32_kernel<width()>,
            {row_blocks(geometry, geometry.max_q) + row_blocks(geometry, geometry.max_k) + kAttentionTailBlocks,
