@@ -151,7 +151,7 @@ class Bench {
     Context context(pool, memory, &gpu_);
     std::map<std::string, std::string> keys;
     context.observe_keys(&keys);
-    CaseRun run(c, context, std::max(sets, 2 * bytes < kMostBytes ? 2 : 1));
+    CaseRun run(c, context, moved < 2 * kColdBytes ? std::max(sets, 2) : 1);  // what is that large leaves the cache by itself
     const auto direction = [&](bool backward) {
       const Budget& budget = backward ? c.backward_budget : c.forward_budget;
       const std::vector<std::string>& instances = backward ? c.backward_instances : c.forward_instances;
@@ -210,7 +210,7 @@ class Bench {
       }
     };
     direction(false);
-    if (c.backward) direction(true);
+    if (c.backward && c.backward_budget.bytes > 0) direction(true);
   }
 
   Gpu& gpu_;

@@ -2,7 +2,7 @@
 """Joins what tools/gpu_check.sh measured into one JSON file and one table; tells which operators changed since.
 
 gpu_report.py join --results FOLDER --out bench/results/gpu-ops.json
-    FOLDER holds ours.json and errors.json (bench_gpu_ops), torch.json and torch_numerics.json (bench/peers), tests.json (test_ops)
+    FOLDER holds ours.json and errors.json (bench_gpu_ops), torch.json and torch_numerics.json (bench/peers), tests.txt (test_ops)
     and gpu.txt. What is missing is reported as missing.
 gpu_report.py table FILE.json       prints the table
 gpu_report.py stale FILE.json       lists operators whose sources differ from those that were checked on a GPU; ends with 0
@@ -83,7 +83,7 @@ def peers_of(row, torch):
 
 
 def join(folder, out):
-    ours, torch, tests = read(folder / "ours.json"), read(folder / "torch.json"), read(folder / "tests.json")
+    ours, torch, tests = read(folder / "ours.json"), read(folder / "torch.json"), folder / "tests.txt"
     if ours is None:
         sys.exit("gpu_report: ours.json is missing: bench_gpu_ops did not finish")
     rows = ours["rows"]
@@ -104,7 +104,7 @@ def join(folder, out):
         "system": (folder / "gpu.txt").read_text().strip() if (folder / "gpu.txt").exists() else "",
         "command": "tools/gpu_check.sh",
         "sources": hashes(),
-        "tests": {s["name"]: {"tests": s["tests"], "failures": s["failures"]} for s in tests["testsuites"]} if tests else "missing",
+        "tests": {op: "passed" if code == "0" else f"failed ({code})" for op, code in map(str.split, tests.read_text().splitlines())} if tests.exists() else "missing",
         "rows": rows,
         "torch": torch if torch is not None else "missing",
         "numerics": {"ours": read(folder / "errors.json") or "missing", "torch": read(folder / "torch_numerics.json") or "missing"},
