@@ -9,6 +9,7 @@ test-cpu:
 	cmake --preset cpu
 	cmake --build --preset cpu
 	python3 tools/check_includes.py
+	python3 tools/check_kernels.py
 	tools/check_docs.sh
 	ctest --preset cpu -j 2
 # The kernels and what runs them, compiled for a GPU; runs nothing.
