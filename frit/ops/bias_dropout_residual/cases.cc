@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <string_view>
 
 #include "frit/ops/bias_dropout_residual/bias_dropout_residual.h"
 #include "frit/ops/case.h"
@@ -13,6 +14,7 @@ struct Options {
   int64_t stride = 0;
   DType dbias = DType::kF32;
   const char* in_place = "";  // "x" or "residual": y is that operand
+  const char* keep = "";      // "bytes" or "bits": the GPU keeps the mask
 };
 
 // The GPU walks rows in classes of equal alignment (frit/simt/columns.h). A thread reads its columns of the bias once
@@ -49,19 +51,24 @@ void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const
 
 OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
   OpCase c;
-  c.name =
-      fmt::format("{}x{}/{}/p{}{}{}{}{}{}", rows, cols, name_of(dtype), o.p_drop, o.bias ? "" : "/no_bias",
-                  o.residual ? "" : "/no_residual", o.stride ? "/strided" : "",
-                  o.dbias == DType::kF32 ? "" : "/bf16_dbias", *o.in_place ? fmt::format("/y_is_{}", o.in_place) : "");
+  c.name = fmt::format("{}x{}/{}/p{}{}{}{}{}{}", rows, cols, name_of(dtype), o.p_drop, o.bias ? "" : "/no_bias",
+                       o.residual ? "" : "/no_residual", o.stride ? "/strided" : "",
+                       o.dbias == DType::kF32 ? "" : "/bf16_dbias",
+                       *o.in_place ? fmt::format("/y_is_{}", o.in_place)
+                       : *o.keep   ? fmt::format("/keep_{}", o.keep)
+                                   : "");
   const Dropout dropout{o.p_drop, dropout_site("case"), 3, {11, 7}};
   c.inputs = {{"x", dtype, {rows, cols}, fill_normal(), o.stride}};
   if (o.bias) c.inputs.push_back({"bias", dtype, {cols}});
   if (o.residual) c.inputs.push_back({"residual", dtype, {rows, cols}, fill_normal(), o.stride});
   const std::string out = *o.in_place ? o.in_place : "y";
   c.outputs = {{out, dtype, {rows, cols}, fill_normal(), o.stride}};
+  const bool bits = std::string_view(o.keep) == "bits";
+  if (*o.keep) c.outputs.push_back({"keep", DType::kU8, {rows, bits ? cols / 8 : cols}}), c.where = Where::kGpu;
   c.forward = [=](Context& context, const Tensors& t) {
     bias_dropout_residual_forward(context, t.at("x"), o.bias ? t.at("bias") : Tensor(),
-                                  o.residual ? t.at("residual") : Tensor(), dropout, t.at(out));
+                                  o.residual ? t.at("residual") : Tensor(), dropout, t.at(out),
+                                  *o.keep ? t.at("keep") : Tensor());
   };
   c.oracle = [=](const Arrays& in, Arrays& result) {
     const Array x = in.at("x");
@@ -70,11 +77,16 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
       const double v = x[i] + (o.bias ? in.at("bias")[col] : 0);
       const double kept = !dropout.active() ? v : dropout.keep(r, col) ? v * dropout.scale() : 0;
       result[out][i] = kept + (o.residual ? in.at("residual")[i] : 0);
+      if (*o.keep && dropout.keep(r, col)) result["keep"][bits ? i / 8 : i] += bits ? 1 << i % 8 : 1;
     }
   };
   c.forward_budget = {rows * cols == 0 ? 0 : 1, 0,
                       rows * cols * size_of(dtype) * (o.residual ? 3 : 2) + (o.bias ? cols * size_of(dtype) : 0)};
+  const int64_t mask_bytes = *o.keep ? rows * cols / (bits ? 8 : 1) : 0;
+  c.forward_budget.bytes += mask_bytes;
   state_gpu_budgets(c, rows, cols, dtype, o);
+  if (mask_bytes > 0 && c.forward_gpu.launches > 0)
+    c.forward_gpu.written_bytes += mask_bytes, c.backward_gpu.read_bytes += mask_bytes;
   if (dtype == DType::kF16) c.where = Where::kGpu;
   if (*o.in_place) return c;
   c.incoming = {"y"};
@@ -89,7 +101,7 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
   }
   c.backward = [=](Context& context, const Tensors& t, bool accumulate) {
     bias_dropout_residual_backward(context, t.at("dy"), dropout, accumulate, t.at("dx"),
-                                   o.bias ? t.at("dbias") : Tensor());
+                                   o.bias ? t.at("dbias") : Tensor(), *o.keep ? t.at("keep") : Tensor());
   };
   c.gradient_oracle = [=](const Arrays& in, Arrays& result) {
     for (int64_t i = 0; i < rows * cols; ++i) {
@@ -104,7 +116,7 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
                        : rows == 0 ? 0
                                    : 1,
                        o.bias ? static_cast<int64_t>(align_up(partial_sum_pieces(rows) * cols * 4)) : 0,
-                       rows * cols * size_of(dtype) * 2 + (o.bias ? cols * size_of(o.dbias) : 0)};
+                       rows * cols * size_of(dtype) * 2 + (o.bias ? cols * size_of(o.dbias) : 0) + mask_bytes};
   return c;
 }
 
@@ -133,6 +145,11 @@ std::vector<OpCase> bias_dropout_residual_cases() {
       cases.push_back(make(4096, 1024, dtype, {.p_drop = p}));
       for (int i = 1; i <= 2; ++i) cases.end()[-i].benchmark = true, cases.end()[-i].test = false;
     }
+  }
+  for (const char* keep : {"bytes", "bits"}) {
+    for (int64_t rows : {1, 33, 130}) cases.push_back(make(rows, 136, DType::kBF16, {.keep = keep}));
+    cases.push_back(make(65536, 1024, DType::kBF16, {.p_drop = 0.1f, .keep = keep}));
+    cases.back().benchmark = true, cases.back().test = false;
   }
   for (int64_t cols : {1023, 1024, 1025}) {
     cases.push_back(make(65536, cols, DType::kBF16, {.p_drop = 0.1f}));

@@ -9,11 +9,39 @@ using namespace simt;
 
 constexpr int kThreads = 256, kUnroll = 2;
 
-template <typename T>
+// How backward knows what was dropped. kComputed: Philox again. The others are the papers' forms, for comparison.
+enum class Keep { kComputed, kBytes, kBits };
+
+// Writes and reads the kept mask of a thread's vector: a byte an element, or a bit.
+template <Keep form, int N>
+FRIT_DEVICE void store_keep(const Global<uint8_t>& mask, int64_t row, int64_t column, int64_t columns, uint32_t keep) {
+  if constexpr (form == Keep::kBytes) {
+    Vec<uint8_t, N> bytes;
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i) bytes[i] = static_cast<uint8_t>(keep >> i & 1);
+    store_vec<N, Cache::kStream>(mask, row * columns + column, bytes);
+  } else if constexpr (form == Keep::kBits) {
+    store<Cache::kStream>(mask, (row * columns + column) / 8, static_cast<uint8_t>(keep));
+  }
+}
+template <Keep form, int N>
+FRIT_DEVICE uint32_t load_keep(const Global<const uint8_t>& mask, int64_t row, int64_t column, int64_t columns) {
+  uint32_t keep = 0;
+  if constexpr (form == Keep::kBytes) {
+    const Vec<uint8_t, N> bytes = load_vec<N, Cache::kStream>(mask, row * columns + column);
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i) keep |= static_cast<uint32_t>(bytes[i]) << i;
+  } else if constexpr (form == Keep::kBits) {
+    keep = load<Cache::kStream>(mask, (row * columns + column) / 8);
+  }
+  return keep;
+}
+
+template <typename T, Keep form>
 FRIT_KERNEL(kThreads, 3)
 bias_dropout_residual_forward_columns_kernel(ColumnWalk walk, bool vectors, Global<const T> x, Global<const T> bias,
                                              Global<const T> residual, int64_t residual_stride, Dropout dropout,
-                                             Global<T> y, int64_t y_stride) {
+                                             Global<T> y, int64_t y_stride, Global<uint8_t> mask) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
   const ColumnPlace at = column_place(walk, x);
@@ -46,16 +74,18 @@ bias_dropout_residual_forward_columns_kernel(ColumnWalk walk, bool vectors, Glob
         if (residual) s += widen(r[u][i]);
         sum[i] = s;
       }
+      store_keep<form, N>(mask, row, at.column, walk.columns, keep);
       store_columns<whole, Cache::kStream>(y + row * y_stride, at.column, walk.columns, from_float<T>(sum));
     }
   });
 }
 
 // One launch writes dx and, with sums, a row of partial column sums a block.
-template <typename T, bool sums>
+template <typename T, bool sums, Keep form>
 FRIT_KERNEL(kThreads, 2)
 bias_dropout_residual_backward_columns_kernel(ColumnWalk walk, bool vectors, Global<const T> dy, Dropout dropout,
-                                              Global<T> dx, int64_t dx_stride, Global<float> partial) {
+                                              Global<T> dx, int64_t dx_stride, Global<float> partial,
+                                              Global<const uint8_t> mask) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
   const ColumnPlace at = column_place(walk, dy);
@@ -69,7 +99,15 @@ bias_dropout_residual_backward_columns_kernel(ColumnWalk walk, bool vectors, Glo
       if (k + u * step < end)
         g[u] = load_columns<whole, Cache::kStream>(dy + walk.row(k + u * step, at.row_class) * walk.row_stride,
                                                    at.column, walk.columns);
-    const uint32_t keeps = drop ? keep_rows<N, unroll>(walk, at, dropout, k, step) : 0;
+    uint32_t keeps = 0;
+    if constexpr (form == Keep::kComputed) {
+      if (drop) keeps = keep_rows<N, unroll>(walk, at, dropout, k, step);
+    } else {
+      FRIT_UNROLL
+      for (int u = 0; u < unroll; ++u)
+        if (k + u * step < end)
+          keeps |= load_keep<form, N>(mask, walk.row(k + u * step, at.row_class), at.column, walk.columns) << (u * N);
+    }
     FRIT_UNROLL
     for (int u = 0; u < unroll; ++u) {
       if (k + u * step >= end) break;
@@ -90,21 +128,39 @@ bias_dropout_residual_backward_columns_kernel(ColumnWalk walk, bool vectors, Glo
 
 }  // namespace
 
+namespace {
+
+// Calls f with the form that `keep` asks for: none, a byte an element, or a bit.
+template <typename T, typename F>
+void dispatch_keep(const Tensor& keep, const Tensor& x, F&& f) {
+  if (!keep.defined()) return f(std::integral_constant<Keep, Keep::kComputed>());
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    if (keep.dim(1) == x.dim(1)) return f(std::integral_constant<Keep, Keep::kBytes>());
+    return f(std::integral_constant<Keep, Keep::kBits>());
+  }
+  fail_argument("[bias_dropout_residual] a kept mask is a form of bf16 alone, x is {}", x.to_string());
+}
+
+}  // namespace
+
 void bias_dropout_residual_forward_gpu(Context& context, const Tensor& x, const Tensor& bias, const Tensor& residual,
-                                       const Dropout& dropout, const Tensor& y) {
+                                       const Dropout& dropout, const Tensor& y, const Tensor& keep) {
   const ColumnWalk walk = make_column_walk(x, kThreads, kUnroll, 0);
   const bool vectors = lies_like(residual, x) && lies_like(y, x);
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);
-    launch(context, "bias_dropout_residual_forward_columns_kernel", bias_dropout_residual_forward_columns_kernel<T>,
-           {walk.blocks(), walk.threads()}, walk, vectors, global<const T>(x), global<const T>(bias),
-           global<const T>(residual), residual.defined() ? residual.row_stride() : 0, dropout, global<T>(y),
-           y.row_stride());
+    dispatch_keep<T>(keep, x, [&](auto form) {
+      launch(context, "bias_dropout_residual_forward_columns_kernel",
+             bias_dropout_residual_forward_columns_kernel<T, form.value>, {walk.blocks(), walk.threads()}, walk,
+             vectors, global<const T>(x), global<const T>(bias), global<const T>(residual),
+             residual.defined() ? residual.row_stride() : 0, dropout, global<T>(y), y.row_stride(),
+             global<uint8_t>(keep));
+    });
   });
 }
 
 void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, const Dropout& dropout, bool accumulate,
-                                        const Tensor& dx, const Tensor& dbias) {
+                                        const Tensor& dx, const Tensor& dbias, const Tensor& keep) {
   const bool sums = dbias.defined();
   const ColumnWalk walk = make_column_walk(dy, kThreads, sums ? 8 : 4, sums ? kMostBlocks : 0);
   const bool vectors = lies_like(dx, dy);
@@ -115,12 +171,15 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
     const auto run = [&](auto kernel, int64_t shared_bytes) {
       launch(context, "bias_dropout_residual_backward_columns_kernel", kernel,
              {walk.blocks(), walk.threads(), shared_bytes}, walk, vectors, global<const T>(dy), dropout, global<T>(dx),
-             dx.row_stride(), global<float>(partial.tensor()));
+             dx.row_stride(), global<float>(partial.tensor()), global<const uint8_t>(keep));
     };
-    if (sums)
-      run(bias_dropout_residual_backward_columns_kernel<T, true>, column_sums_shared_bytes(walk, kVecOf<T>));
-    else
-      run(bias_dropout_residual_backward_columns_kernel<T, false>, 0);
+    dispatch_keep<T>(keep, dy, [&](auto form) {
+      if (sums)
+        run(bias_dropout_residual_backward_columns_kernel<T, true, form.value>,
+            column_sums_shared_bytes(walk, kVecOf<T>));
+      else
+        run(bias_dropout_residual_backward_columns_kernel<T, false, form.value>, 0);
+    });
   });
   if (sums) add_partial_sums_gpu(context, partial, accumulate, dbias);
 }
