@@ -63,15 +63,6 @@ cases() {
   ! grep -q -v ' 0$' "$results/tests.txt"
 }
 LINES_SHOWN=150 step cases cases
-if [ -n "$sanitizer" ]; then
-  if command -v compute-sanitizer >/dev/null; then
-    for tool in memcheck racecheck; do
-      FRIT_CASE_STRIDE=12 LINES_SHOWN=8 step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$programs/test_ops" --gtest_brief=1 --gtest_filter='*OpCasesGpu*'
-    done
-  else
-    echo "compute-sanitizer is not on the PATH: left out"
-  fi
-fi
 LINES_SHOWN=400 step bench "$programs/bench_gpu_ops" --out "$results/ours.json" --tuning "$results/tuning.json"
 LINES_SHOWN=5 step errors "$programs/bench_gpu_ops" --errors "$results/errors.json"
 if [ -n "$torch" ]; then
@@ -80,6 +71,15 @@ if [ -n "$torch" ]; then
     LINES_SHOWN=60 step numerics python3 bench/peers/torch_numerics.py --check "$results/errors.json" --out "$results/torch_numerics.json"
   else
     echo "python3 has no torch that sees the GPU: PyTorch left out"
+  fi
+fi
+if [ -n "$sanitizer" ]; then
+  if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck; do
+      FRIT_CASE_STRIDE=12 LINES_SHOWN=8 step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$programs/test_ops" --gtest_brief=1 --gtest_filter='*OpCasesGpu*'
+    done
+  else
+    echo "compute-sanitizer is not on the PATH: left out"
   fi
 fi
 python3 tools/gpu_report.py join --results "$results" --out "$out" || status=1
