@@ -11,6 +11,7 @@ test-cpu:
 	python3 tools/check_includes.py
 	python3 tools/check_kernels.py
 	tools/check_docs.sh
+	python3 tools/gpu_report.py stale bench/results/gpu-ops.json
 	ctest --preset cpu -j 2
 # The kernels and what runs them, compiled for a GPU; runs nothing.
 test-cuda:

@@ -36,50 +36,48 @@ def read(path):
     return json.loads(path.read_text()) if path.exists() else None
 
 
-# Our benchmark's case -> the peers' row and shape. Peers' rows are named by operator, direction and shape.
-def torch_rows(torch):
-    best = {}
-    for r in torch or []:
-        if "error" in r or not r.get("us_median"):
-            continue
-        best.setdefault((r["row"], json.dumps(r["shape"])), []).append(r)
-    return best
-
-
-def shape_of(case):
-    return [int(n) for n in re.split(r"[x]", re.match(r"[0-9x]+", case)[0]) if n] if re.match(r"[0-9]+x", case) else None
+def peer_row(row):
+    """(row, shape) under which bench/peers/torch_ops.py measured what one of our rows is, or None."""
+    op, case, backward = row["op"], row["case"], row["direction"] == "backward"
+    size = re.match(r"\[?([0-9]+(?:x[0-9]+)*)", case)
+    size = size[1] if size else ""
+    parts = case.split("/")
+    if "bf16" not in case and op not in ("beam_select", "optimizer"):
+        return None
+    direction = "backward" if backward else "forward"
+    if op == "layer_norm" and re.fullmatch(r"[0-9x]+/bf16", case):
+        return f"layer_norm {direction}", size
+    if op == "softmax" and "stored" not in parts:
+        rows, cols = map(int, size.split("x"))
+        shape = {65536: f"8x16x512x{cols}", 131072: f"4x16x2048x{cols}"}.get(rows)
+        return (f"softmax_dropout {direction}", shape) if shape else None
+    if op == "bias_dropout_residual" and re.fullmatch(r"[0-9x]+/bf16/p0.1", case):
+        return f"bias_dropout_residual {direction}", size
+    if op == "bias_activation_dropout" and re.fullmatch(r"[0-9x]+/bf16/gelu(_new)?/p0.1", case):
+        return ("bias_gelu_dropout " if "gelu_new" in parts else "bias_gelu_erf_dropout ") + direction, size
+    if op == "criterion":
+        return "criterion forward+backward", size
+    if op == "beam_select" and "f32" in parts:
+        return "beam_step", size
+    if op == "embedding" and "p0.1" in parts and parts[-1] in ("random", "one_word"):
+        return ("embedding_equal_ids " if parts[-1] == "one_word" else "embedding ") + direction, f"{size} {parts[1]}"
+    if op == "column_sum":
+        return "column_sum", size
+    if op == "gradient_norm":
+        return "gradient_norm", "1 tensor"
+    if op == "optimizer" and ("f32" in case or "fp32" in case):
+        return "adam", "193 tensors 209911808"
+    if op == "optimizer" and "stochastic" in case:
+        return "adam_16bit", "193 tensors 209911808"
+    if op == "attention":
+        shape = {"q32sequences,4096tokens": "32x8x128x64", "q128sequences,4096tokens": "128x8x32x64"}.get(parts[0])
+        return (("attention_causal " if "causal" in parts else "attention ") + direction, shape) if shape and "N8D64" in parts else None
+    return None
 
 
 def peers_of(row, torch):
-    """The peers' records for one of our rows: same operator, direction and shape."""
-    names = {
-        ("layer_norm", "forward"): "layer_norm forward", ("layer_norm", "backward"): "layer_norm backward",
-        ("softmax", "forward"): "softmax_dropout forward", ("softmax", "backward"): "softmax_dropout backward",
-        ("bias_dropout_residual", "forward"): "bias_dropout_residual forward", ("bias_dropout_residual", "backward"): "bias_dropout_residual backward",
-        ("bias_activation_dropout", "forward"): "bias_gelu_dropout forward", ("bias_activation_dropout", "backward"): "bias_gelu_dropout backward",
-        ("criterion", "forward"): "criterion", ("beam_select", "forward"): "beam_step", ("column_sum", "forward"): "column_sum",
-        ("embedding", "forward"): "embedding forward", ("embedding", "backward"): "embedding backward",
-        ("gradient_norm", "forward"): "gradient_norm",
-    }
-    name = names.get((row["op"], row["direction"]))
-    if not name:
-        return []
-    shape = shape_of(row["case"])
-    found = []
-    for r in torch or []:
-        if "error" in r or not str(r.get("row", "")).startswith(name):
-            continue
-        theirs = r.get("shape")
-        flat = [n for n in theirs if isinstance(n, int)] if isinstance(theirs, list) else [int(n) for n in re.findall(r"\d+", str(theirs))]
-        cells = 1
-        for n in flat:
-            cells *= n
-        ours = 1
-        for n in shape or []:
-            ours *= n
-        if shape and (flat[:2] == shape[:2] or (len(flat) > 2 and flat[-1] == shape[-1] and cells == ours)):
-            found.append(r)
-    return found
+    name = peer_row(row)
+    return [r for r in torch or [] if name and "error" not in r and r.get("us_median") and (r["row"], r["shape"]) == name]
 
 
 def join(folder, out):
@@ -91,7 +89,7 @@ def join(folder, out):
         if "error" in row or row.get("forced"):
             continue
         peers = peers_of(row, torch)
-        graph = [p for p in peers if "graph" in p.get("how", "") or "graph" in str(p.get("timing", ""))]
+        graph = [p for p in peers if p["timing"] == "graph"]
         users = [p for p in peers if p not in graph]
         for key, group in (("torch_graph", graph), ("torch_events", users)):
             if group:
@@ -109,10 +107,25 @@ def join(folder, out):
         "torch": torch if torch is not None else "missing",
         "numerics": {"ours": read(folder / "errors.json") or "missing", "torch": read(folder / "torch_numerics.json") or "missing"},
     }
+    result["table"] = summary(rows)
     temporary = out.with_suffix(".tmp")
     temporary.write_text(json.dumps(result, indent=1) + "\n")
     temporary.rename(out)
     table(result)
+
+
+def summary(rows):
+    """What docs/benchmarks.md shows: each row that PyTorch was measured for, beside the best of it."""
+    table = []
+    for r in rows:
+        if "error" in r or r["forced"] or "torch_graph" not in r:
+            continue
+        goal = 90 if r["op"] in ("criterion", "beam_select") or (r["op"], r["direction"]) == ("layer_norm", "backward") else 95
+        best = min((r[k] for k in ("torch_graph", "torch_events") if k in r), key=lambda t: t["us"])
+        table.append({"order": 500 + len(table), "what": f"`{r['op']}` {r['case']} {r['direction']}", "unit": f"us ({100 * r['of_copy']:.0f} % of copy)",
+                      "better": "lower", "frit": round(r["us"], 2), "peer": round(best["us"], 2), "peer_name": f"PyTorch, {best['how']}",
+                      "goal": f"{goal} % of copy" if r["op"] != "attention" else "", "readme": False})
+    return table
 
 
 def table(result):
