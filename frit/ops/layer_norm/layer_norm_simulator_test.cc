@@ -8,11 +8,9 @@
 #include <memory>
 #include <vector>
 
+#include "frit/backend/sim/machine.h"
 #include "frit/ops/case.h"
 #include "frit/ops/layer_norm/backward.h"
-#if !FRIT_CUDA
-#include "frit/backend/sim/machine.h"
-#endif
 
 namespace frit {
 namespace {
@@ -228,7 +226,6 @@ TEST(LayerNorm, MeasuredFormsAreNotTuned) {
   EXPECT_EQ(t.context().used("layer_norm_forward"), "one_sync_2");
 }
 
-#if !FRIT_CUDA
 sim::Counts counts_of(Rows& t, const std::function<void()>& work) {
   auto& gpu = static_cast<sim::SimGpu&>(t.gpu());
   gpu.reset_counts();
@@ -301,7 +298,6 @@ TEST(LayerNorm, BankConflictsOfTheTile) {
   // 16 rows a thread: 32 loads of x and dy and two stores of sums, of a round each, beside the tile's 4 accesses.
   EXPECT_NEAR((34 + static_cast<double>(plain.shared_rounds) / static_cast<double>(warps)) / (34 + 4), 2.63, 0.005);
 }
-#endif
 
 }  // namespace
 }  // namespace frit
