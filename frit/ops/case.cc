@@ -308,7 +308,7 @@ Operand gradient_operand(const OpCase& c, const std::string& input) {
 struct Run {
   const OpCase& c;
   DeviceMemory* device;
-  Arrays inputs, incoming, started;  // started: what accumulating gradients begin with
+  Arrays inputs, incoming, started;  // started: what accumulating gradients begin with, of `accumulates` alone
   Stores stores;
   Tensors tensors;
 
@@ -340,10 +340,10 @@ struct Run {
     }
     for (const std::string& name : c.differentiable) {
       const Operand o = gradient_operand(c, name);
-      if (quick)
-        add(o);
-      else
+      if (!quick && accumulates(name))
         make(o, fill_normal(), started);
+      else
+        add(o);
       stores[o.name]->poison();
     }
   }
@@ -364,18 +364,23 @@ struct Run {
     for (auto& [name, a] : inputs) stores[name]->set(a);
     for (const Operand& o : c.outputs)
       if (!in_place(c, o.name)) stores[o.name]->poison();
-    for (auto& [name, a] : started)
-      if (accumulate && std::find(c.accumulates.begin(), c.accumulates.end(), name.substr(1)) != c.accumulates.end())
-        stores[name]->set(a);
+    if (!c.backward) return;
+    for (const std::string& input : c.differentiable)
+      if (accumulate && accumulates(input))
+        stores["d" + input]->set(started.at("d" + input));
       else
-        stores[name]->poison();
+        stores["d" + input]->poison();
+  }
+  bool accumulates(const std::string& input) const {
+    return std::find(c.accumulates.begin(), c.accumulates.end(), input) != c.accumulates.end();
   }
   void forward(Context& context) { c.forward(context, tensors); }
   void backward(Context& context, bool accumulate) { c.backward(context, tensors, accumulate); }
   std::map<std::string, std::vector<char>> result_bits() const {
     std::map<std::string, std::vector<char>> result;
     for (const Operand& o : c.outputs) result[o.name] = stores.at(o.name)->bits();
-    for (auto& [name, a] : started) result[name] = stores.at(name)->bits();
+    if (c.backward)
+      for (const std::string& input : c.differentiable) result["d" + input] = stores.at("d" + input)->bits();
     return result;
   }
 };
@@ -511,7 +516,10 @@ Arrays run_gradient_oracle(const Run& run, const Arrays& outputs) {
   for (auto& [name, a] : outputs)
     if (!in_place(run.c, name)) in[name] = a;
   for (auto& [name, a] : run.incoming) in[name] = a;
-  for (auto& [name, a] : run.started) gradients[name] = {a.shape, std::vector<double>(a.v.size())};
+  for (const std::string& input : run.c.differentiable) {
+    const Operand o = gradient_operand(run.c, input);
+    gradients[o.name] = {o.shape, std::vector<double>(o.shape.numel())};
+  }
   run.c.gradient_oracle(in, gradients);
   return gradients;
 }

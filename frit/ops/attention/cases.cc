@@ -142,7 +142,9 @@ OpCase make(Problem problem) {
     const Fill normal = fill_normal(0, gain);
     return [=](CaseRandom& r, Array& a) {
       normal(r, a);
-      std::fill(a.v.begin() + real * n * d, a.v.end(), std::numeric_limits<double>::quiet_NaN());
+      // A benchmark makes only a piece of a large tensor, which may end before that.
+      const int64_t made = static_cast<int64_t>(a.v.size());
+      std::fill(a.v.begin() + std::min(real * n * d, made), a.v.end(), std::numeric_limits<double>::quiet_NaN());
     };
   };
   c.inputs = {
