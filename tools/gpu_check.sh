@@ -73,14 +73,15 @@ if [ -n "$torch" ]; then
     echo "python3 has no torch that sees the GPU: PyTorch left out"
   fi
 fi
+# Before the sanitizers, which are slow: what was measured is not lost if they are interrupted.
+python3 tools/gpu_report.py join --results "$results" --out "$out" || status=1
 if [ -n "$sanitizer" ]; then
   if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
-      FRIT_CASE_STRIDE=12 LINES_SHOWN=8 step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$programs/test_ops" --gtest_brief=1 --gtest_filter='*OpCasesGpu*'
+      FRIT_CASE_STRIDE=16 LINES_SHOWN=8 step "$tool" timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 9 "$programs/test_ops" --gtest_brief=1 --gtest_filter='*OpCasesGpu*'
     done
   else
     echo "compute-sanitizer is not on the PATH: left out"
   fi
 fi
-python3 tools/gpu_report.py join --results "$results" --out "$out" || status=1
 exit $status
