@@ -33,19 +33,27 @@ FRIT_DEVICE ReadRow<T> read_row(const Global<const T>& matrix, int64_t row, int6
 template <typename T, Cache cache>
 FRIT_DEVICE Vec<T, kVecOf<T>> read_vec(const ReadRow<T>& row, int column) {
   constexpr int kN = kVecOf<T>;
-  const int begin = column - row.past, end = begin + (row.past ? 2 * kN : kN);
-  if (begin < row.low || end > row.high) {
-    Vec<T, kN> v = {};
-    FRIT_UNROLL
-    for (int i = 0; i < kN; ++i)
-      if (column + i >= row.low && column + i < row.high) v[i] = load<cache>(row.at, column + i);
-    return v;
-  }
-  const Vec<T, kN> a = load_vec<kN, cache>(row.at + begin, 0);
-  if (row.past == 0) return a;
   struct Words {
     uint32_t w[4];
   };
+  const int begin = column - row.past, end = begin + (row.past ? 2 * kN : kN);
+  if (begin < row.low || end > row.high) {  // rare: a loop that takes few registers, each element pushing the others up
+    uint32_t w0 = 0, w1 = 0, w2 = 0, w3 = 0;
+    FRIT_UNROLL_BY(1)
+    for (int i = kN - 1; i >= 0; --i) {
+      const bool inside = column + i >= row.low && column + i < row.high;
+      const T x = inside ? load<cache>(row.at, column + i) : T();
+      if constexpr (sizeof(T) == 2) {
+        w3 = w3 << 16 | w2 >> 16, w2 = w2 << 16 | w1 >> 16, w1 = w1 << 16 | w0 >> 16;
+        w0 = w0 << 16 | std::bit_cast<uint16_t>(x);
+      } else {
+        w3 = w2, w2 = w1, w1 = w0, w0 = std::bit_cast<uint32_t>(x);
+      }
+    }
+    return std::bit_cast<Vec<T, kN>>(Words{{w0, w1, w2, w3}});
+  }
+  const Vec<T, kN> a = load_vec<kN, cache>(row.at + begin, 0);
+  if (row.past == 0) return a;
   const Words low = std::bit_cast<Words>(a), high = std::bit_cast<Words>(load_vec<kN, cache>(row.at + begin, kN));
   uint32_t w[8] = {low.w[0], low.w[1], low.w[2], low.w[3], high.w[0], high.w[1], high.w[2], high.w[3]};
   const int bytes = row.past * static_cast<int>(sizeof(T));
@@ -118,7 +126,7 @@ struct Lookup {
 // A warp takes kTokens neighbouring tokens: it finds their rows at once, a token a lane, then writes one row after the
 // other; a lane has kVectors vectors of it at a time. kAligned: all rows are whole aligned vectors.
 template <typename T, int kVectors, bool kAligned>
-FRIT_KERNEL(kThreads, kVectors == 2 ? 4 : 3)
+FRIT_KERNEL(kThreads, (kVectors <= 2 ? 4 : 3) - (kAligned ? 0 : 1))
 embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
   wait_for_previous();
   constexpr int kN = kVecOf<T>, kTokens = static_cast<int>(kEmbeddingTokens);
@@ -378,35 +386,33 @@ struct Sums {
 
 // sum[k] = sum over the tokens that the first `count` lanes hold of mask/keep * dy, at the lane's vectors from `first`
 // on of rows whose vectors begin `shift` columns before them. All lanes of the warp call it.
-template <typename T, typename O, int kVectors>
+template <typename T, typename O, int kVectors, bool kAligned>
 FRIT_DEVICE void sum_run(const Sums<T, O>& a, int32_t tokens, int count, int first, int shift,
                          Vec<float, kVecOf<T>> (&sum)[kVectors]) {
-  constexpr int kN = kVecOf<T>, kAhead = kVectors <= 2 ? 2 : 1;
+  constexpr int kN = kVecOf<T>;
   const int vectors = (a.columns + shift + kN - 1) / kN;
   const float factor = a.dropout.active() ? a.dropout.scale() : 1.0f;
-  for (int i = 0; i < count; i += kAhead) {
-    Vec<T, kN> v[kAhead][kVectors];
+  FRIT_UNROLL_BY(1)
+  for (int i = 0; i < count; ++i) {
+    const int32_t t = shuffle(tokens, i);
+    const auto row = read_row<T>(a.dy, t, a.tokens, a.dy_stride, a.columns, shift);
+    Vec<T, kN> v[kVectors];
     FRIT_UNROLL
-    for (int n = 0; n < kAhead; ++n) {
-      if (i + n >= count) continue;
-      const auto row = read_row<T>(a.dy, shuffle(tokens, i + n), a.tokens, a.dy_stride, a.columns, shift);
-      FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k) {
-        const int j = first + k * kWarpSize + lane();
-        v[n][k] = j < vectors ? read_vec<T, Cache::kStream>(row, j * kN - shift) : Vec<T, kN>{};
-      }
+    for (int k = 0; k < kVectors; ++k) {
+      const int j = first + k * kWarpSize + lane();
+      v[k] = Vec<T, kN>{};
+      if (j >= vectors) continue;
+      if constexpr (kAligned)
+        v[k] = load_vec<kN, Cache::kStream>(row.at, j * kN);
+      else
+        v[k] = read_vec<T, Cache::kStream>(row, j * kN - shift);
     }
+    const uint32_t keep = a.dropout.active() ? kept<kN, kVectors>(a.dropout, t, first, vectors, shift) : ~0u;
     FRIT_UNROLL
-    for (int n = 0; n < kAhead; ++n) {
-      if (i + n >= count) continue;
-      uint32_t keep = ~0u;
-      if (a.dropout.active()) keep = kept<kN, kVectors>(a.dropout, shuffle(tokens, i + n), first, vectors, shift);
+    for (int k = 0; k < kVectors; ++k) {
+      const Vec<float, kN> x = to_float(v[k]);
       FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k) {
-        const Vec<float, kN> x = to_float(v[n][k]);
-        FRIT_UNROLL
-        for (int c = 0; c < kN; ++c) sum[k][c] += keep >> (8 * k + c) & 1 ? x[c] * factor : 0.0f;
-      }
+      for (int c = 0; c < kN; ++c) sum[k][c] += keep >> (8 * k + c) & 1 ? x[c] * factor : 0.0f;
     }
   }
 }
@@ -415,11 +421,11 @@ FRIT_DEVICE void sum_run(const Sums<T, O>& a, int32_t tokens, int count, int fir
 // a token each: that of the first of a run sums the run and writes its row, unless it is long. A run is long if it has
 // more tokens than a piece: then at most two of them meet in a piece, one that goes on from the piece before and one
 // that begins.
-template <typename T, typename O, int kVectors>
-FRIT_KERNEL(kThreads, kVectors <= 2 ? 4 : 3)
+template <typename T, typename O, bool kAligned>
+FRIT_KERNEL(kThreads, kAligned ? 3 : 2)
 embedding_backward_rows_kernel(Sums<T, O> a) {
   wait_for_previous();
-  constexpr int kN = kVecOf<T>, kOut = kVecOf<O>;
+  constexpr int kN = kVecOf<T>, kOut = kVecOf<O>, kVectors = 2;
   constexpr int kPiece = static_cast<int>(kEmbeddingPiece);
   static_assert(kPiece < kWarpSize - 1, "a warp sees a run's tokens at once, and the one before");
   const int64_t item = block_index() * kWarps + warp(), at = item - a.pieces;
@@ -444,7 +450,7 @@ embedding_backward_rows_kernel(Sums<T, O> a) {
       const Global<float> partial = a.partials + (2 * item + part) * a.partials_stride;
       for (int first = 0; first * kN < a.columns; first += kWarpSize * kVectors) {
         Vec<float, kN> sum[kVectors] = {};
-        sum_run<T, O, kVectors>(a, tokens, count, first, 0, sum);
+        sum_run<T, O, kVectors, kAligned>(a, tokens, count, first, 0, sum);
         FRIT_UNROLL
         for (int k = 0; k < kVectors; ++k) {
           const int column = (first + k * kWarpSize + lane()) * kN;
@@ -467,10 +473,10 @@ embedding_backward_rows_kernel(Sums<T, O> a) {
   const int count = find_first_set(others) - 1;
   if (count > kPiece) return;
   const Global<O> out = a.out + key * a.out_stride;
-  const int shift = row_shift(out) % kN;
+  const int shift = kAligned ? 0 : row_shift(out) % kN;
   for (int first = 0; first * kN - shift < a.columns; first += kWarpSize * kVectors) {
     Vec<float, kN> sum[kVectors] = {};
-    sum_run<T, O, kVectors>(a, tokens, count, first, shift, sum);
+    sum_run<T, O, kVectors, kAligned>(a, tokens, count, first, shift, sum);
     FRIT_UNROLL
     for (int k = 0; k < kVectors; ++k) {
       const int column = (first + k * kWarpSize + lane()) * kN - shift;
@@ -481,11 +487,15 @@ embedding_backward_rows_kernel(Sums<T, O> a) {
         FRIT_UNROLL
         for (int j = 0; j < kOut; ++j) x[j] = sum[k][i + j] * a.scale;
         if (a.accumulate) {
-          const Vec<float, kOut> before = to_float(load_span<kOut>(out, column + i, a.columns, O()));
+          const Vec<float, kOut> before =
+              to_float(kAligned ? load_vec<kOut>(out, column + i) : load_span<kOut>(out, column + i, a.columns, O()));
           FRIT_UNROLL
           for (int j = 0; j < kOut; ++j) x[j] += before[j];
         }
-        store_span<kOut, Cache::kStream>(out, column + i, a.columns, from_float<O>(x));
+        if constexpr (kAligned)
+          store_vec<kOut, Cache::kStream>(out, column + i, from_float<O>(x));
+        else
+          store_span<kOut, Cache::kStream>(out, column + i, a.columns, from_float<O>(x));
       }
     }
   }
@@ -545,13 +555,10 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
   }
 }
 
-// Vectors of 16 bytes that a lane takes of a row at a time, by instance.
+// Vectors of 16 bytes that a lane of forward takes of a row at a time, by instance.
 constexpr int kVectorsOf[] = {2, 4};
 constexpr const char* kInstances[] = {"2_vectors", "4_vectors"};
 
-int choose(Context& context, const char* op, int64_t columns, int64_t bytes) {
-  return choose_instance(context, op, fmt::format("{}x{}", columns, bytes), kInstances, 0, [](int) { return true; });
-}
 // f(std::integral_constant<int, vectors>()) of instance i.
 template <typename F>
 void with_vectors(int i, F&& f) {
@@ -561,9 +568,15 @@ void with_vectors(int i, F&& f) {
     f(std::integral_constant<int, kVectorsOf[1]>());
 }
 
+// Are all rows whole vectors of 16 bytes, aligned?
+bool whole_vectors(const Tensor& t) {
+  const int64_t size = size_of(t.dtype());
+  return reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0 && t.row_stride() * size % 16 == 0 && t.dim(1) * size % 16 == 0;
+}
+
 // out[k] (+)= scale * sum over tokens with key k of mask/keep * dy.
 void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Dropout& dropout, float scale,
-                bool accumulate, const Tensor& out, int instance) {
+                bool accumulate, const Tensor& out) {
   const int64_t tokens = keys.tokens, columns = dy.dim(1), pieces = (tokens + kEmbeddingPiece - 1) / kEmbeddingPiece;
   const int64_t partials_stride = (columns + 3) / 4 * 4;
   Buffer starts = context.allocate({keys.count + 1}, DType::kI32, "embedding.starts");
@@ -580,6 +593,7 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
            columns, Global<const uint8_t>(static_cast<const uint8_t*>(dy.raw())), fetch);
   };
   dispatch_float(out.dtype(), sort);
+  const bool aligned = whole_vectors(dy) && whole_vectors(out);
   dispatch_float(dy.dtype(), [&]<typename T>(T) {
     const auto run = [&]<typename O>(O) {
       const Sums<T, O> a{global<const int32_t>(starts),
@@ -599,10 +613,9 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
                          scale,
                          accumulate,
                          dropout};
-      with_vectors(instance, [&](auto vectors) {
-        launch(context, "embedding_backward_rows_kernel", embedding_backward_rows_kernel<T, O, vectors.value>,
-               {(pieces + tokens + kWarps - 1) / kWarps, kThreads}, a);
-      });
+      launch(context, "embedding_backward_rows_kernel",
+             aligned ? embedding_backward_rows_kernel<T, O, true> : embedding_backward_rows_kernel<T, O, false>,
+             {(pieces + tokens + kWarps - 1) / kWarps, kThreads}, a);
       launch(context, "embedding_backward_finish_kernel", embedding_backward_finish_kernel<T, O>,
              {(pieces + kFinishPieces - 1) / kFinishPieces * ((columns + kFinishColumns - 1) / kFinishColumns),
               kThreads, kWarps * kFinishColumns * static_cast<int64_t>(sizeof(float))},
@@ -619,7 +632,8 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
 
 void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Tensor& y) {
   if (y.numel() == 0) return;
-  const int instance = choose(context, "embedding_forward", y.dim(1), size_of(y.dtype()));
+  const int instance = choose_instance(context, "embedding_forward", fmt::format("{}x{}", y.dim(1), size_of(y.dtype())),
+                                       kInstances, 0, [](int) { return true; });
   dispatch_float(y.dtype(), [&]<typename T>(T) {
     const bool placed = args.positions.defined();
     const Lookup<T> a{global<const int32_t>(args.ids),
@@ -639,12 +653,7 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
                       static_cast<int32_t>(y.dim(1)),
                       args.scale,
                       args.dropout};
-    const auto whole = [](const Tensor& t) {
-      const int64_t size = size_of(t.dtype());
-      return reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0 && t.row_stride() * size % 16 == 0 &&
-             t.dim(1) * size % 16 == 0;
-    };
-    const bool aligned = whole(y) && whole(args.table) && (!placed || whole(args.positions));
+    const bool aligned = whole_vectors(y) && whole_vectors(args.table) && (!placed || whole_vectors(args.positions));
     constexpr int64_t kBlock = kWarps * kEmbeddingTokens;
     with_vectors(instance, [&](auto vectors) {
       launch(context, "embedding_forward_rows_per_warp_kernel",
@@ -659,14 +668,13 @@ void embedding_backward_gpu(Context& context, const EmbeddingArgs& args, const T
                             bool accumulate, const Tensor& dtable, const Tensor& dpositions) {
   const int64_t tokens = dy.dim(0);
   if (dy.dim(1) == 0) return;
-  const int instance = choose(context, "embedding_backward", dy.dim(1), size_of(dy.dtype()));
   Keys keys{global<const int32_t>(args.ids),
             global<const int32_t>(args.offsets),
             tokens,
             args.offsets.defined() ? static_cast<int32_t>(args.offsets.dim(0) - 1) : 0,
             static_cast<int32_t>(dtable.dim(0)),
             static_cast<int32_t>(pad_id)};
-  sum_by_key(context, keys, dy, args.dropout, args.scale, accumulate, dtable, instance);
+  sum_by_key(context, keys, dy, args.dropout, args.scale, accumulate, dtable);
   if (!dpositions.defined()) return;
   keys.count = static_cast<int32_t>(dpositions.dim(0)), keys.skipped = -1;
   Buffer positions;
@@ -679,7 +687,7 @@ void embedding_backward_gpu(Context& context, const EmbeddingArgs& args, const T
            {(tokens + kThreads - 1) / kThreads, kThreads}, global<const int32_t>(args.offsets), keys.sequences, tokens,
            args.position_offset, global<int32_t>(positions));
   }
-  sum_by_key(context, keys, dy, args.dropout, 1.0f, accumulate, dpositions, instance);
+  sum_by_key(context, keys, dy, args.dropout, 1.0f, accumulate, dpositions);
 }
 
 }  // namespace frit
