@@ -117,24 +117,25 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
       static_cast<int64_t>(align_up((keys + 2) * 4) + align_up(tokens * 4)),
       tokens * (4 + width * size) + (vocabulary + (learned ? places : 0)) * width * size_of(o.gradient)};
 
-  // On a GPU: a warp a token reads its id, the last offset and its position in every lane, the row, and the offsets
-  // once to find its sequence (up to 32 of them).
+  // On a GPU: a warp of four tokens reads their ids, the last offset in every lane, the offsets once to find their
+  // sequences (fewer than 32), and their rows.
   const int64_t sequences = static_cast<int64_t>(lengths.size());
+  const int64_t warps = (tokens + kEmbeddingTokens - 1) / kEmbeddingTokens;
   const bool aligned = width * size % 16 == 0 && o.stride == 0, found = o.positions && !o.position_ids;
   c.forward_gpu.launches = tokens * width > 0;
   c.forward_gpu.barriers = c.forward_gpu.atomics = c.forward_gpu.scratch_bytes = 0;
-  if (aligned && width > 0 && o.tail == 0 && sequences <= 32) {
-    c.forward_gpu.read_bytes =
-        tokens * (32 * 4 * (o.positions ? 3 : 2) + (found ? sequences * 4 : 0) + width * size * (o.positions ? 2 : 1));
+  if (aligned && width > 0 && o.tail == 0 && sequences < 32) {
+    c.forward_gpu.read_bytes = tokens * 4 + warps * 32 * 4 + (found ? warps * (sequences + 1) * 4 : 0) +
+                               (o.position_ids ? tokens * 4 : 0) + tokens * width * size * (o.positions ? 2 : 1);
     c.forward_gpu.written_bytes = tokens * width * size;
   }
   const int64_t pieces = (tokens + kEmbeddingPiece - 1) / kEmbeddingPiece;
   const auto scratch = [=](int64_t rows) {
-    return static_cast<int64_t>(align_up((rows + 1) * 4) + align_up(tokens * 4) + align_up(pieces * 4) +
+    return static_cast<int64_t>(align_up((rows + 1) * 4) + 2 * align_up(tokens * 4) + align_up(pieces * 4) +
                                 align_up(2 * pieces * ((width + 3) / 4 * 4) * 4));
   };
   c.backward_gpu.launches =
-      width == 0 ? 0 : (tokens > 0 ? 3 : 2) * (learned ? 2 : 1) + (learned && found && tokens > 0);
+      width == 0 ? 0 : (tokens > 0 ? 3 : 1) * (learned ? 2 : 1) + (learned && found && tokens > 0);
   c.backward_gpu.scratch_bytes =
       width == 0 ? 0
       : learned
@@ -142,14 +143,15 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
           : scratch(vocabulary);
   c.backward_gpu.atomics = 0;
   if (aligned && o.counts && !learned) {
-    const int64_t owners = (vocabulary + 255) / 256, vectors = width * size / 16;
-    const int64_t visits = vectors <= 32 ? 1 : (vectors + 63) / 64;     // of a row's tokens: 2 vectors a lane
+    const int64_t owners = (vocabulary + 255) / 256;
+    int64_t seen = 0;  // a warp a token sees the one before and up to 31 from it on
+    for (int64_t t = 0; t < tokens; ++t) seen += std::min<int64_t>(31, tokens - t) + (t > 0);
     c.backward_gpu.barriers = 4;                                        // of the sort
     c.backward_gpu.read_bytes = owners * (1024 * 4 + 2 * tokens * 4) +  // sort: the last offset, the ids twice
-                                pieces * 32 * (4 + 8 * 4) +             // what a piece needs to know of its runs
-                                vocabulary * 32 * 8 + visits * tokens * 32 * 4 +  // a row's tokens, in every lane
-                                tokens * width * size + (width + 127) / 128 * pieces * 8 * 4;
-    c.backward_gpu.written_bytes = (vocabulary + 1 + tokens + pieces) * 4 + vocabulary * width * size_of(o.gradient);
+                                pieces * 32 * 7 * 4 +                   // what a piece needs to know of its runs
+                                seen * 8 + tokens * width * size + (width + 127) / 128 * pieces * 8 * 4;
+    c.backward_gpu.written_bytes =
+        (vocabulary + 1 + 2 * tokens + pieces) * 4 + vocabulary * width * size_of(o.gradient);
   }
   if (o.tail > 0) {
     c.incoming_fill = [=](CaseRandom& random, Array& a) {
@@ -159,7 +161,7 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
     c.finite_difference_step = 0;  // the loss is not a number
   }
   if (o.tail > 0 || dtype == DType::kF16) c.where = Where::kGpu;
-  if (o.instances) c.forward_instances = {"1_vector", "4_vectors"}, c.backward_instances = {"1_vector", "2_vectors"};
+  if (o.instances) c.forward_instances = {"2_vectors", "4_vectors"};
   return c;
 }
 

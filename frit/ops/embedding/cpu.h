@@ -5,7 +5,7 @@
 namespace frit {
 
 void embedding_forward_cpu(Context& context, const EmbeddingArgs& args, const Tensor& y);
-void embedding_backward_cpu(Context& context, const EmbeddingArgs& args, const Tensor& dy, int64_t pad_id, bool accumulate,
-                            const Tensor& dtable, const Tensor& dpositions);
+void embedding_backward_cpu(Context& context, const EmbeddingArgs& args, const Tensor& dy, int64_t pad_id,
+                            bool accumulate, const Tensor& dtable, const Tensor& dpositions);
 
 }  // namespace frit

@@ -8,44 +8,95 @@ using namespace simt;
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarpSize;
 
-// The N elements (16 bytes) [column, column + N) of a row wherever it begins: one access if they are aligned, else the
-// two aligned vectors that they lie in, joined; element by element at the row's ends. What lies outside is zero.
-template <int N, Cache cache, typename T>
-FRIT_DEVICE Vec<std::remove_const_t<T>, N> load_anywhere(const Global<T>& row, int column, int columns) {
-  using Value = std::remove_const_t<T>;
-  const Global<T> at = row + column;
-  const int past = row_shift(at);
-  if (column < past || column - past + (past ? 2 * N : N) > columns) {  // the row's first and last vectors
-    Vec<Value, N> v;
-    FRIT_UNROLL
-    for (int i = 0; i < N; ++i) v[i] = column + i >= 0 && column + i < columns ? load<cache>(at, i) : Value();
-    return v;
+// A row of a matrix for reading. Its first and last vectors may hold elements of the rows beside it: [low, high) is
+// what may be touched, counted from the row's begin.
+template <typename T>
+struct ReadRow {
+  Global<const T> at;
+  int low, high, past;  // past: of the vector from `shift` columns before the row on, beyond a multiple of 16 bytes
+};
+template <typename T>
+FRIT_DEVICE ReadRow<T> read_row(const Global<const T>& matrix, int64_t row, int64_t rows, int64_t stride, int columns,
+                                int shift) {
+  constexpr int kN = kVecOf<T>;
+  const Global<const T> at = matrix + row * stride;
+  int before = 0, behind = 0;
+  if (stride == columns) {  // no gaps
+    const int64_t left = row * stride, right = (rows - 1 - row) * stride;
+    before = left < kN ? static_cast<int>(left) : kN, behind = right < 2 * kN ? static_cast<int>(right) : 2 * kN;
   }
-  if (past == 0) return load_vec<N, cache>(at, 0);
-  const auto a = load_vec<N, cache>(at, -past), b = load_vec<N, cache>(at, N - past);
+  return {at, -before, columns + behind, (row_shift(at) + kN - shift) % kN};
+}
+// The 16 bytes from `column` on (a multiple of kN, less the shift that the row was made for): one access if they are
+// aligned, else the two aligned vectors that they lie in, joined; element by element where those leave the matrix. What
+// lies outside of the row is anything.
+template <typename T, Cache cache>
+FRIT_DEVICE Vec<T, kVecOf<T>> read_vec(const ReadRow<T>& row, int column) {
+  constexpr int kN = kVecOf<T>;
   struct Words {
     uint32_t w[4];
   };
-  const Words low = std::bit_cast<Words>(a), high = std::bit_cast<Words>(b);
+  const int begin = column - row.past, end = begin + (row.past ? 2 * kN : kN);
+  if (begin < row.low || end > row.high) {  // rare: a loop that takes few registers, each element pushing the others up
+    uint32_t w0 = 0, w1 = 0, w2 = 0, w3 = 0;
+    FRIT_UNROLL_BY(1)
+    for (int i = kN - 1; i >= 0; --i) {
+      const bool inside = column + i >= row.low && column + i < row.high;
+      const T x = inside ? load<cache>(row.at, column + i) : T();
+      if constexpr (sizeof(T) == 2) {
+        w3 = w3 << 16 | w2 >> 16, w2 = w2 << 16 | w1 >> 16, w1 = w1 << 16 | w0 >> 16;
+        w0 = w0 << 16 | std::bit_cast<uint16_t>(x);
+      } else {
+        w3 = w2, w2 = w1, w1 = w0, w0 = std::bit_cast<uint32_t>(x);
+      }
+    }
+    return std::bit_cast<Vec<T, kN>>(Words{{w0, w1, w2, w3}});
+  }
+  const Vec<T, kN> a = load_vec<kN, cache>(row.at + begin, 0);
+  if (row.past == 0) return a;
+  const Words low = std::bit_cast<Words>(a), high = std::bit_cast<Words>(load_vec<kN, cache>(row.at + begin, kN));
   uint32_t w[8] = {low.w[0], low.w[1], low.w[2], low.w[3], high.w[0], high.w[1], high.w[2], high.w[3]};
-  const int bytes = past * static_cast<int>(sizeof(T));
+  const int bytes = row.past * static_cast<int>(sizeof(T));
   FRIT_UNROLL
-  for (int i = 0; i < 7; ++i) w[i] = bytes & 4 ? w[i + 1] : w[i];
+  for (int i = 0; i < 6; ++i) w[i] = bytes & 8 ? w[i + 2] : w[i];
   FRIT_UNROLL
-  for (int i = 0; i < 5; ++i) w[i] = bytes & 8 ? w[i + 2] : w[i];
+  for (int i = 0; i < 5; ++i) w[i] = bytes & 4 ? w[i + 1] : w[i];
   Words joined;
   FRIT_UNROLL
-  for (int i = 0; i < 4; ++i) joined.w[i] = bytes & 2 ? w[i] >> 16 | w[i + 1] << 16 : w[i];
-  return std::bit_cast<Vec<Value, N>>(joined);
+  for (int i = 0; i < 4; ++i)
+    joined.w[i] = static_cast<uint32_t>((static_cast<uint64_t>(w[i + 1]) << 32 | w[i]) >> ((bytes & 2) * 8));
+  return std::bit_cast<Vec<T, kN>>(joined);
 }
 
-// The factors of dropout for N columns of a token, folded into x.
-template <int N>
-FRIT_DEVICE void drop(const Dropout& dropout, int64_t token, int column, Vec<float, N>& x) {
-  const uint32_t keep = dropout_keep<N>(dropout, token, column);
-  const float scale = dropout.scale();
-  FRIT_UNROLL
-  for (int i = 0; i < N; ++i) x[i] = keep >> i & 1 ? x[i] * scale : 0.0f;
+// Byte k: which of the kN columns of the lane's vector first + k * 32 + lane are kept, the row's vectors beginning
+// `shift` columns before it. All lanes of the warp call it. Cost with kN = 8: a Philox block a vector; if shifted a
+// shuffle, and a block more behind the first vectors of the row.
+template <int kN, int kVectors>
+FRIT_DEVICE uint32_t kept(const Dropout& dropout, int64_t token, int first, int vectors, int shift) {
+  uint32_t bits = 0;
+  if constexpr (kN < 8) {
+    FRIT_UNROLL
+    for (int k = 0; k < kVectors; ++k)
+      if (first + k * kWarpSize < vectors)
+        bits |= dropout_keep<kN>(dropout, token, (first + k * kWarpSize + lane()) * kN - shift) << 8 * k;
+    return bits;
+  } else {
+    const auto group = [&](int j) { return dropout_keep<8>(dropout, token, int64_t{8} * static_cast<uint32_t>(j)); };
+    FRIT_UNROLL
+    for (int k = 0; k < kVectors; ++k)
+      if (first + k * kWarpSize < vectors) bits |= group(first + k * kWarpSize + lane()) << 8 * k;
+    if (shift == 0) return bits;
+    uint32_t left = shuffle(bits, (lane() + kWarpSize - 1) % kWarpSize);  // the 8 columns before
+    const uint32_t before = first > 0 ? group(first - 1) : 0;
+    if (lane() == 0) left = left << 8 | before;
+    uint32_t shifted = 0;
+    FRIT_UNROLL
+    for (int k = 0; k < kVectors; ++k) {
+      const uint32_t both = (left >> 8 * k & 0xffu) | (bits >> 8 * k & 0xffu) << 8;
+      shifted |= (both >> (8 - shift) & 0xffu) << 8 * k;
+    }
+    return shifted;
+  }
 }
 
 // The sequence that token t lies in: the last one that begins at or before it. All lanes of the warp call it, with one
@@ -72,52 +123,85 @@ struct Lookup {
   Dropout dropout;
 };
 
-// A warp a token; a lane has kVectors vectors of its row at a time.
-template <typename T, int kVectors>
-FRIT_KERNEL(kThreads, kVectors == 1 ? 4 : 3)
-embedding_forward_row_per_warp_kernel(Lookup<T> a) {
+// A warp takes kTokens neighbouring tokens: it finds their rows at once, a token a lane, then writes one row after the
+// other; a lane has kVectors vectors of it at a time. kAligned: all rows are whole aligned vectors.
+template <typename T, int kVectors, bool kAligned>
+FRIT_KERNEL(kThreads, (kVectors <= 2 ? 4 : 3) - (kAligned ? 0 : 1))
+embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
   wait_for_previous();
-  constexpr int kN = kVecOf<T>;
-  const int64_t t = block_index() * kWarps + warp();
-  if (t >= a.tokens) return;
-  const int32_t id = load(a.ids, t);
-  bool real = id >= 0 && id < a.vocabulary && (!a.offsets || t < load(a.offsets, a.sequences));
-  const Global<const T> word_row = a.table + (real ? id * a.table_stride : 0);
-  const Global<T> y = a.y + t * a.y_stride;
-  const int shift = row_shift(y), vectors = (a.columns + shift + kN - 1) / kN;
-  int64_t position = 0;
-  for (int first = 0; first < vectors; first += kWarpSize * kVectors) {
-    Vec<T, kN> word[kVectors] = {};
-    const auto each = [&](auto&& f) {
+  constexpr int kN = kVecOf<T>, kTokens = static_cast<int>(kEmbeddingTokens);
+  const int64_t begin = (block_index() * kWarps + warp()) * kTokens;
+  if (begin >= a.tokens) return;
+  const int64_t mine = begin + lane();
+  const bool here = lane() < kTokens && mine < a.tokens;
+  int32_t id = here ? load(a.ids, mine) : -1, place = 0;
+  if (id >= a.vocabulary || (a.offsets && mine >= load(a.offsets, a.sequences))) id = -1;
+  if (a.positions) {
+    int64_t position = -1;
+    if (a.position_ids) {
+      if (here) position = load(a.position_ids, mine);
+    } else {
+      const int s = a.sequences < kWarpSize ? 0 : sequence_of(a.offsets, a.sequences, begin);
+      const int32_t start = s + lane() <= a.sequences ? load(a.offsets, s + lane()) : 0x7fffffff;
+      FRIT_UNROLL
+      for (int i = 0; i < kTokens; ++i) {
+        const int64_t t = begin + i;
+        const int passed = count_bits(ballot(start <= t));
+        int32_t from = shuffle(start, passed > 0 ? passed - 1 : 0);
+        if (passed == kWarpSize) from = load(a.offsets, sequence_of(a.offsets, a.sequences, t));  // many empty ones
+        if (lane() == i) position = t - from + a.position_offset;
+      }
+    }
+    if (position < 0 || position >= a.places) id = -1;
+    place = static_cast<int32_t>(position);
+  }
+  for (int i = 0; i < kTokens && begin + i < a.tokens; ++i) {
+    const int64_t t = begin + i;
+    const int32_t word_id = shuffle(id, i), place_id = shuffle(place, i);
+    const Global<T> y = a.y + t * a.y_stride;
+    const int shift = kAligned ? 0 : row_shift(y), vectors = (a.columns + shift + kN - 1) / kN;
+    const auto write = [&](int column, const Vec<T, kN>& v) {
+      if constexpr (kAligned)
+        store_vec<kN>(y, column, v);
+      else
+        store_span<kN>(y, column, a.columns, v);
+    };
+    if (word_id < 0) {
+      for (int j = lane(); j < vectors; j += kWarpSize) write(j * kN - shift, Vec<T, kN>{});
+      continue;
+    }
+    const bool placed = static_cast<bool>(a.positions);
+    const auto words = read_row<T>(a.table, word_id, a.vocabulary, a.table_stride, a.columns, shift);
+    const auto places = read_row<T>(a.positions, placed ? place_id : 0, a.places, a.positions_stride, a.columns, shift);
+    const auto read = [&](const ReadRow<T>& row, int column) {
+      if constexpr (kAligned)
+        return load_vec<kN>(row.at, column);
+      else
+        return read_vec<T, Cache::kDefault>(row, column);
+    };
+    for (int first = 0; first < vectors; first += kWarpSize * kVectors) {
+      Vec<T, kN> w[kVectors], p[kVectors];
       FRIT_UNROLL
       for (int k = 0; k < kVectors; ++k) {
         const int j = first + k * kWarpSize + lane();
-        if (j < vectors) f(k, j * kN - shift);
+        w[k] = j < vectors ? read(words, j * kN - shift) : Vec<T, kN>{};
+        p[k] = placed && j < vectors ? read(places, j * kN - shift) : Vec<T, kN>{};
       }
-    };
-    if (real)
-      each([&](int k, int column) { word[k] = load_anywhere<kN, Cache::kDefault>(word_row, column, a.columns); });
-    if (a.positions) {
-      if (first == 0 && real) {  // behind the loads above, so that they overlap
-        if (a.position_ids) {
-          position = load(a.position_ids, t);
-        } else {
-          position = t - load(a.offsets, sequence_of(a.offsets, a.sequences, t)) + a.position_offset;
-        }
-        real = position >= 0 && position < a.places;
+      const bool drops = a.dropout.active();
+      const uint32_t keep = drops ? kept<kN, kVectors>(a.dropout, t, first, vectors, shift) : ~0u;
+      const float factor = drops ? a.dropout.scale() : 1.0f;
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        const int j = first + k * kWarpSize + lane();
+        if (j >= vectors) continue;
+        const Vec<float, kN> word = to_float(w[k]), position = to_float(p[k]);
+        Vec<float, kN> sum;
+        FRIT_UNROLL
+        for (int c = 0; c < kN; ++c)
+          sum[c] = keep >> (8 * k + c) & 1 ? (word[c] * a.scale + position[c]) * factor : 0.0f;
+        write(j * kN - shift, from_float<T>(sum));
       }
     }
-    each([&](int k, int column) {
-      Vec<T, kN> place = {};
-      if (a.positions && real)
-        place = load_anywhere<kN, Cache::kDefault>(a.positions + position * a.positions_stride, column, a.columns);
-      const Vec<float, kN> w = to_float(word[k]), p = to_float(place);
-      Vec<float, kN> sum;
-      FRIT_UNROLL
-      for (int i = 0; i < kN; ++i) sum[i] = real ? w[i] * a.scale + p[i] : 0.0f;
-      if (a.dropout.active() && real) drop(a.dropout, t, column, sum);
-      store_span<kN>(y, column, a.columns, from_float<T>(sum));
-    });
   }
 }
 
@@ -150,14 +234,19 @@ struct Keys {
 };
 
 constexpr int kSortThreads = 1024, kSortWarps = kSortThreads / kWarpSize, kKeyBits = 8, kOwned = 1 << kKeyBits;
-constexpr int64_t kSortShared = (kSortWarps * kOwned + 2 * kWarpSize) * static_cast<int64_t>(sizeof(int32_t));
+constexpr int64_t kSortShared =
+    (kSortWarps * kOwned + 2 * kWarpSize + kOwned + 1) * static_cast<int64_t>(sizeof(int32_t));
 
-// Sorts tokens by key, keeping their order: starts[k] becomes the place in `order` of key k's first token,
-// starts[count] the number of tokens that count. Block b owns kOwned keys and looks through all tokens for them: warp w
-// through its own stretch of them, first counting, then, when the counts before it are known, placing. No block waits
-// for another. Tells the cache to fetch `fetch_bytes` of dy meanwhile, which the next kernel will read.
+// Sorts tokens by key, keeping their order: starts[k] becomes the place in `order` (and, with its key, in `sorted`) of
+// key k's first token, starts[count] the number of tokens that count; behind them sorted is -1 and order 0. Writes zero
+// to the rows of keys without a token, `out` if it is given. Block b owns kOwned keys and looks
+// through all tokens for them: warp w through its own stretch of them, first counting, then, when the counts before it
+// are known, placing. No block waits for another. Tells the cache to fetch `fetch_bytes` of dy meanwhile, which the
+// next kernel will read.
+template <typename O>
 FRIT_KERNEL(kSortThreads, 1)
-embedding_backward_sort_kernel(Keys a, Global<int32_t> starts, Global<int32_t> order, Global<const uint8_t> fetch,
+embedding_backward_sort_kernel(Keys a, Global<int32_t> starts, Global<int32_t> order, Global<int32_t> sorted,
+                               Global<O> out, int64_t out_stride, int out_columns, Global<const uint8_t> fetch,
                                int64_t fetch_bytes) {
   wait_for_previous();
   constexpr int64_t kLine = 128;
@@ -167,6 +256,8 @@ embedding_backward_sort_kernel(Keys a, Global<int32_t> starts, Global<int32_t> o
   const auto counts = shared_array<int32_t>(0);                                     // [warp][owned key]
   const auto below = shared_array<int32_t>(kSortWarps * kOwned * sizeof(int32_t));  // by warp: tokens of lower keys
   const auto sums = below + kWarpSize;                                              // by warp: tokens of its keys
+  const auto totals = sums + kWarpSize;                                             // by owned key
+  const auto through_last = totals + kOwned;                                        // tokens of the last key and below
   const int32_t low = static_cast<int32_t>(block_index()) * kOwned;
   int64_t real = a.tokens;
   if (a.offsets) {
@@ -180,7 +271,7 @@ embedding_backward_sort_kernel(Keys a, Global<int32_t> starts, Global<int32_t> o
 
   // f(token, its key or -1, is the key owned?) for the warp's tokens in order, 32 at a time; several loads in flight.
   const auto each = [&](auto&& f) {
-    constexpr int kAhead = 4;
+    constexpr int kAhead = 8;
     for (int64_t first = begin; first < end; first += kAhead * kWarpSize) {
       int32_t key[kAhead];
       FRIT_UNROLL
@@ -253,120 +344,158 @@ embedding_backward_sort_kernel(Keys a, Global<int32_t> starts, Global<int32_t> o
       store(counts, cell, load(counts, cell) + start);
     }
     const int32_t key = low + thread_index();
+    store(totals, thread_index(), key < a.count ? total : 1);
     if (key < a.count) store(starts, key, start);
-    if (key == a.count - 1) store(starts, key + 1, start + total);
+    if (key == a.count - 1) store(starts, key + 1, start + total), store(through_last, 0, start + total);
   }
   barrier();
+  if (out) {  // nothing waits for these writes: they go on while the tokens are placed
+    for (int k = warp(); k < kOwned; k += kSortWarps) {
+      if (load(totals, k) != 0) continue;
+      constexpr int kN = kVecOf<O>;
+      const Global<O> row = out + (low + k) * out_stride;
+      const int shift = row_shift(row);
+      for (int column = lane() * kN - shift; column < out_columns; column += kWarpSize * kN)
+        store_span<kN, Cache::kStream>(row, column, out_columns, Vec<O, kN>{});
+    }
+  }
+  if (low + kOwned >= a.count) {
+    for (int64_t i = load(through_last, 0) + thread_index(); i < a.tokens; i += kSortThreads)
+      store(sorted, i, -1), store(order, i, 0);
+  }
   each([&](int64_t t, int32_t key, bool mine) {
     place(key, mine, [&](int32_t at) {
-      if (mine) store(order, at, static_cast<int32_t>(t));
+      if (mine) store(order, at, static_cast<int32_t>(t)), store(sorted, at, key);
     });
   });
 }
 
 template <typename T, typename O>
 struct Sums {
-  Global<const int32_t> keys, starts, order;
+  Global<const int32_t> starts, order, sorted;
   Global<const T> dy;
   Global<O> out;
   Global<float> partials;  // [2 * pieces, partials_stride]
   Global<int32_t> finish;  // [pieces]: the long run that begins in the piece, or -1
-  int64_t dy_stride, out_stride, pieces;
+  int64_t tokens, dy_stride, out_stride, pieces;
   int32_t count, columns, partials_stride;
   float scale;
   bool accumulate;
   Dropout dropout;
 };
 
-// sum[k] = sum over tokens order[from..to) of mask/keep * dy, at the lane's vectors of this warp's columns from `first`
-// on, shifted to the left by `shift`.
-template <typename T, typename O, int kVectors>
-FRIT_DEVICE void sum_run(const Sums<T, O>& a, int from, int to, int first, int shift,
+// sum[k] = sum over the tokens that the first `count` lanes hold of mask/keep * dy, at the lane's vectors from `first`
+// on of rows whose vectors begin `shift` columns before them. All lanes of the warp call it.
+template <typename T, typename O, int kVectors, bool kAligned>
+FRIT_DEVICE void sum_run(const Sums<T, O>& a, int32_t tokens, int count, int first, int shift,
                          Vec<float, kVecOf<T>> (&sum)[kVectors]) {
   constexpr int kN = kVecOf<T>;
-  const auto add = [&](int k, int column, int64_t t, const Vec<T, kN>& v) {
-    Vec<float, kN> x = to_float(v);
-    if (a.dropout.active()) drop(a.dropout, t, column, x);
-    FRIT_UNROLL
-    for (int i = 0; i < kN; ++i) sum[k][i] += x[i];
-  };
-  int at = from;
-  for (; at < to; ++at) {
-    const int64_t t = load(a.order, at);
+  const int vectors = (a.columns + shift + kN - 1) / kN;
+  const float factor = a.dropout.active() ? a.dropout.scale() : 1.0f;
+  FRIT_UNROLL_BY(1)
+  for (int i = 0; i < count; ++i) {
+    const int32_t t = shuffle(tokens, i);
+    const auto row = read_row<T>(a.dy, t, a.tokens, a.dy_stride, a.columns, shift);
     Vec<T, kN> v[kVectors];
     FRIT_UNROLL
     for (int k = 0; k < kVectors; ++k) {
-      const int column = (first + k * kWarpSize + lane()) * kN - shift;
-      v[k] = column < a.columns ? load_anywhere<kN, Cache::kStream>(a.dy + t * a.dy_stride, column, a.columns)
-                                : Vec<T, kN>{};
+      const int j = first + k * kWarpSize + lane();
+      v[k] = Vec<T, kN>{};
+      if (j >= vectors) continue;
+      if constexpr (kAligned)
+        v[k] = load_vec<kN, Cache::kStream>(row.at, j * kN);
+      else
+        v[k] = read_vec<T, Cache::kStream>(row, j * kN - shift);
     }
+    const uint32_t keep = a.dropout.active() ? kept<kN, kVectors>(a.dropout, t, first, vectors, shift) : ~0u;
     FRIT_UNROLL
-    for (int k = 0; k < kVectors; ++k) add(k, (first + k * kWarpSize + lane()) * kN - shift, t, v[k]);
+    for (int k = 0; k < kVectors; ++k) {
+      const Vec<float, kN> x = to_float(v[k]);
+      FRIT_UNROLL
+      for (int c = 0; c < kN; ++c) sum[k][c] += keep >> (8 * k + c) & 1 ? x[c] * factor : 0.0f;
+    }
   }
 }
 
 // The first warps take a piece of kEmbeddingPiece tokens each, of which they sum what belongs to long runs; the others
-// a row of the result each, and write it unless its run is long. A run is long if it has more tokens than a piece: then
-// at most two of them meet in a piece, one that goes on from the piece before and one that begins.
-template <typename T, typename O, int kVectors>
-FRIT_KERNEL(kThreads, 3)
+// a token each: that of the first of a run sums the run and writes its row, unless it is long. A run is long if it has
+// more tokens than a piece: then at most two of them meet in a piece, one that goes on from the piece before and one
+// that begins.
+template <typename T, typename O, bool kAligned>
+FRIT_KERNEL(kThreads, kAligned ? 3 : 2)
 embedding_backward_rows_kernel(Sums<T, O> a) {
   wait_for_previous();
-  constexpr int kN = kVecOf<T>, kOut = kVecOf<O>;
+  constexpr int kN = kVecOf<T>, kOut = kVecOf<O>, kVectors = 2;
   constexpr int kPiece = static_cast<int>(kEmbeddingPiece);
-  const int64_t item = block_index() * kWarps + warp(), row = item - a.pieces;
-  const bool is_piece = row < 0;
-  if (row >= a.count) return;
-  int from[2] = {}, to[2] = {};  // what is summed: of a piece, the run that goes on and the one that begins
-  Global<O> out;
-  int shift = 0;
-  if (is_piece) {
+  static_assert(kPiece < kWarpSize - 1, "a warp sees a run's tokens at once, and the one before");
+  const int64_t item = block_index() * kWarps + warp(), at = item - a.pieces;
+  if (at >= a.tokens) return;
+  if (at < 0) {
     const int begin = static_cast<int>(item) * kPiece, counted = load(a.starts, a.count);
     const int end = begin + kPiece < counted ? begin + kPiece : counted;
+    int from[2] = {}, to[2] = {};
     int32_t finish = -1;
     if (begin < end) {
-      const int32_t old_key = load(a.keys, load(a.order, begin)), new_key = load(a.keys, load(a.order, end - 1));
+      const int32_t old_key = load(a.sorted, begin), new_key = load(a.sorted, end - 1);
       const int old_begin = load(a.starts, old_key), old_end = load(a.starts, old_key + 1);
       const int new_begin = load(a.starts, new_key), new_end = load(a.starts, new_key + 1);
       if (old_begin < begin && old_end - old_begin > kPiece) from[0] = begin, to[0] = old_end < end ? old_end : end;
       if (new_begin >= begin && new_end - new_begin > kPiece) from[1] = new_begin, to[1] = end, finish = new_key;
     }
     if (lane() == 0) store(a.finish, item, finish);
-  } else {
-    from[0] = load(a.starts, row), to[0] = load(a.starts, row + 1);
-    if (to[0] - from[0] > kPiece || (a.accumulate && from[0] == to[0])) return;
-    out = a.out + row * a.out_stride;
-    shift = row_shift(out);
-  }
-  for (int part = 0; part < (is_piece ? 2 : 1); ++part) {
-    if (is_piece && (part == 0 ? from[0] == to[0] : from[1] == to[1])) continue;
-    const Global<float> partial = a.partials + (2 * item + part) * a.partials_stride;
-    for (int first = 0; first * kN - shift < a.columns; first += kWarpSize * kVectors) {
-      Vec<float, kN> sum[kVectors] = {};
-      sum_run<T, O, kVectors>(a, part == 0 ? from[0] : from[1], part == 0 ? to[0] : to[1], first, shift, sum);
-      FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k) {
-        const int column = (first + k * kWarpSize + lane()) * kN - shift;
-        if (is_piece) {
+    for (int part = 0; part < 2; ++part) {
+      const int start = part == 0 ? from[0] : from[1], count = (part == 0 ? to[0] : to[1]) - start;
+      if (count == 0) continue;
+      const int32_t tokens = lane() < count ? load(a.order, start + lane()) : 0;
+      const Global<float> partial = a.partials + (2 * item + part) * a.partials_stride;
+      for (int first = 0; first * kN < a.columns; first += kWarpSize * kVectors) {
+        Vec<float, kN> sum[kVectors] = {};
+        sum_run<T, O, kVectors, kAligned>(a, tokens, count, first, 0, sum);
+        FRIT_UNROLL
+        for (int k = 0; k < kVectors; ++k) {
+          const int column = (first + k * kWarpSize + lane()) * kN;
           FRIT_UNROLL
           for (int i = 0; i < kN; i += 4)
             if (column + i < a.columns)
               store_vec<4>(partial, column + i, Vec<float, 4>{sum[k][i], sum[k][i + 1], sum[k][i + 2], sum[k][i + 3]});
-        } else {
-          FRIT_UNROLL
-          for (int i = 0; i < kN; i += kOut) {
-            if (column + i >= a.columns) continue;
-            Vec<float, kOut> x;
-            FRIT_UNROLL
-            for (int j = 0; j < kOut; ++j) x[j] = sum[k][i + j] * a.scale;
-            if (a.accumulate) {
-              const Vec<float, kOut> before = to_float(load_span<kOut>(out, column + i, a.columns, O()));
-              FRIT_UNROLL
-              for (int j = 0; j < kOut; ++j) x[j] += before[j];
-            }
-            store_span<kOut, Cache::kStream>(out, column + i, a.columns, from_float<O>(x));
-          }
         }
+      }
+    }
+    return;
+  }
+  // Lanes hold the tokens from `at` on and their keys; the last one the key before.
+  const int64_t seen = lane() == kWarpSize - 1 ? at - 1 : at + lane();
+  const bool exists = seen >= 0 && seen < a.tokens;
+  const int32_t their_key = exists ? load(a.sorted, seen) : -1, tokens = exists ? load(a.order, seen) : 0;
+  const int32_t key = shuffle(their_key, 0);
+  const uint32_t others = ballot(their_key != key);
+  if (key < 0 || !(others >> (kWarpSize - 1))) return;  // counts nothing, or not the first of its run
+  const int count = find_first_set(others) - 1;
+  if (count > kPiece) return;
+  const Global<O> out = a.out + key * a.out_stride;
+  const int shift = kAligned ? 0 : row_shift(out) % kN;
+  for (int first = 0; first * kN - shift < a.columns; first += kWarpSize * kVectors) {
+    Vec<float, kN> sum[kVectors] = {};
+    sum_run<T, O, kVectors, kAligned>(a, tokens, count, first, shift, sum);
+    FRIT_UNROLL
+    for (int k = 0; k < kVectors; ++k) {
+      const int column = (first + k * kWarpSize + lane()) * kN - shift;
+      FRIT_UNROLL
+      for (int i = 0; i < kN; i += kOut) {
+        if (column + i >= a.columns) continue;
+        Vec<float, kOut> x;
+        FRIT_UNROLL
+        for (int j = 0; j < kOut; ++j) x[j] = sum[k][i + j] * a.scale;
+        if (a.accumulate) {
+          const Vec<float, kOut> before =
+              to_float(kAligned ? load_vec<kOut>(out, column + i) : load_span<kOut>(out, column + i, a.columns, O()));
+          FRIT_UNROLL
+          for (int j = 0; j < kOut; ++j) x[j] += before[j];
+        }
+        if constexpr (kAligned)
+          store_vec<kOut, Cache::kStream>(out, column + i, from_float<O>(x));
+        else
+          store_span<kOut, Cache::kStream>(out, column + i, a.columns, from_float<O>(x));
       }
     }
   }
@@ -426,47 +555,55 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
   }
 }
 
-// Vectors of 16 bytes that a lane takes of a row at a time, by instance.
-constexpr int kForwardVectors[] = {1, 4}, kBackwardVectors[] = {1, 2};
-constexpr const char *kForwardInstances[] = {"1_vector", "4_vectors"},
-                     *kBackwardInstances[] = {"1_vector", "2_vectors"};
+// Vectors of 16 bytes that a lane of forward takes of a row at a time, by instance.
+constexpr int kVectorsOf[] = {2, 4};
+constexpr const char* kInstances[] = {"2_vectors", "4_vectors"};
 
-int choose(Context& context, const char* op, const char* const (&names)[2], int64_t columns, int64_t bytes) {
-  return choose_instance(context, op, fmt::format("{}x{}", columns, bytes), names, columns * bytes > 16 * kWarpSize,
-                         [](int) { return true; });
-}
 // f(std::integral_constant<int, vectors>()) of instance i.
-template <const int (&vectors)[2], typename F>
+template <typename F>
 void with_vectors(int i, F&& f) {
   if (i == 0)
-    f(std::integral_constant<int, vectors[0]>());
+    f(std::integral_constant<int, kVectorsOf[0]>());
   else
-    f(std::integral_constant<int, vectors[1]>());
+    f(std::integral_constant<int, kVectorsOf[1]>());
+}
+
+// Are all rows whole vectors of 16 bytes, aligned?
+bool whole_vectors(const Tensor& t) {
+  const int64_t size = size_of(t.dtype());
+  return reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0 && t.row_stride() * size % 16 == 0 && t.dim(1) * size % 16 == 0;
 }
 
 // out[k] (+)= scale * sum over tokens with key k of mask/keep * dy.
 void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Dropout& dropout, float scale,
-                bool accumulate, const Tensor& out, int instance) {
+                bool accumulate, const Tensor& out) {
   const int64_t tokens = keys.tokens, columns = dy.dim(1), pieces = (tokens + kEmbeddingPiece - 1) / kEmbeddingPiece;
   const int64_t partials_stride = (columns + 3) / 4 * 4;
   Buffer starts = context.allocate({keys.count + 1}, DType::kI32, "embedding.starts");
   Buffer order = context.allocate({tokens}, DType::kI32, "embedding.order");
+  Buffer sorted = context.allocate({tokens}, DType::kI32, "embedding.sorted");
   Buffer finish = context.allocate({pieces}, DType::kI32, "embedding.finish");
   Buffer partials = context.allocate({2 * pieces, partials_stride}, DType::kF32, "embedding.partials");
   // As much as the sort leaves time for.
   const int64_t fetch = dy.contiguous() ? std::min<int64_t>(dy.bytes(), 16 << 20) : 0;
-  launch(context, "embedding_backward_sort_kernel", embedding_backward_sort_kernel,
-         {(keys.count + kOwned - 1) / kOwned, kSortThreads, kSortShared}, keys, global<int32_t>(starts),
-         global<int32_t>(order), Global<const uint8_t>(static_cast<const uint8_t*>(dy.raw())), fetch);
+  const auto sort = [&]<typename O>(O) {
+    launch(context, "embedding_backward_sort_kernel", embedding_backward_sort_kernel<O>,
+           {(keys.count + kOwned - 1) / kOwned, kSortThreads, kSortShared}, keys, global<int32_t>(starts),
+           global<int32_t>(order), global<int32_t>(sorted), accumulate ? Global<O>() : global<O>(out), out.row_stride(),
+           columns, Global<const uint8_t>(static_cast<const uint8_t*>(dy.raw())), fetch);
+  };
+  dispatch_float(out.dtype(), sort);
+  const bool aligned = whole_vectors(dy) && whole_vectors(out);
   dispatch_float(dy.dtype(), [&]<typename T>(T) {
     const auto run = [&]<typename O>(O) {
-      const Sums<T, O> a{keys.keys,
-                         global<const int32_t>(starts),
+      const Sums<T, O> a{global<const int32_t>(starts),
                          global<const int32_t>(order),
+                         global<const int32_t>(sorted),
                          global<const T>(dy),
                          global<O>(out),
                          global<float>(partials),
                          global<int32_t>(finish),
+                         tokens,
                          dy.row_stride(),
                          out.row_stride(),
                          pieces,
@@ -476,10 +613,9 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
                          scale,
                          accumulate,
                          dropout};
-      with_vectors<kBackwardVectors>(instance, [&](auto vectors) {
-        launch(context, "embedding_backward_rows_kernel", embedding_backward_rows_kernel<T, O, vectors.value>,
-               {(pieces + keys.count + kWarps - 1) / kWarps, kThreads}, a);
-      });
+      launch(context, "embedding_backward_rows_kernel",
+             aligned ? embedding_backward_rows_kernel<T, O, true> : embedding_backward_rows_kernel<T, O, false>,
+             {(pieces + tokens + kWarps - 1) / kWarps, kThreads}, a);
       launch(context, "embedding_backward_finish_kernel", embedding_backward_finish_kernel<T, O>,
              {(pieces + kFinishPieces - 1) / kFinishPieces * ((columns + kFinishColumns - 1) / kFinishColumns),
               kThreads, kWarps * kFinishColumns * static_cast<int64_t>(sizeof(float))},
@@ -496,7 +632,8 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
 
 void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Tensor& y) {
   if (y.numel() == 0) return;
-  const int instance = choose(context, "embedding_forward", kForwardInstances, y.dim(1), size_of(y.dtype()));
+  const int instance = choose_instance(context, "embedding_forward", fmt::format("{}x{}", y.dim(1), size_of(y.dtype())),
+                                       kInstances, 0, [](int) { return true; });
   dispatch_float(y.dtype(), [&]<typename T>(T) {
     const bool placed = args.positions.defined();
     const Lookup<T> a{global<const int32_t>(args.ids),
@@ -516,9 +653,13 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
                       static_cast<int32_t>(y.dim(1)),
                       args.scale,
                       args.dropout};
-    with_vectors<kForwardVectors>(instance, [&](auto vectors) {
-      launch(context, "embedding_forward_row_per_warp_kernel", embedding_forward_row_per_warp_kernel<T, vectors.value>,
-             {(y.dim(0) + kWarps - 1) / kWarps, kThreads}, a);
+    const bool aligned = whole_vectors(y) && whole_vectors(args.table) && (!placed || whole_vectors(args.positions));
+    constexpr int64_t kBlock = kWarps * kEmbeddingTokens;
+    with_vectors(instance, [&](auto vectors) {
+      launch(context, "embedding_forward_rows_per_warp_kernel",
+             aligned ? embedding_forward_rows_per_warp_kernel<T, vectors.value, true>
+                     : embedding_forward_rows_per_warp_kernel<T, vectors.value, false>,
+             {(y.dim(0) + kBlock - 1) / kBlock, kThreads}, a);
     });
   });
 }
@@ -527,14 +668,13 @@ void embedding_backward_gpu(Context& context, const EmbeddingArgs& args, const T
                             bool accumulate, const Tensor& dtable, const Tensor& dpositions) {
   const int64_t tokens = dy.dim(0);
   if (dy.dim(1) == 0) return;
-  const int instance = choose(context, "embedding_backward", kBackwardInstances, dy.dim(1), size_of(dy.dtype()));
   Keys keys{global<const int32_t>(args.ids),
             global<const int32_t>(args.offsets),
             tokens,
             args.offsets.defined() ? static_cast<int32_t>(args.offsets.dim(0) - 1) : 0,
             static_cast<int32_t>(dtable.dim(0)),
             static_cast<int32_t>(pad_id)};
-  sum_by_key(context, keys, dy, args.dropout, args.scale, accumulate, dtable, instance);
+  sum_by_key(context, keys, dy, args.dropout, args.scale, accumulate, dtable);
   if (!dpositions.defined()) return;
   keys.count = static_cast<int32_t>(dpositions.dim(0)), keys.skipped = -1;
   Buffer positions;
@@ -547,7 +687,7 @@ void embedding_backward_gpu(Context& context, const EmbeddingArgs& args, const T
            {(tokens + kThreads - 1) / kThreads, kThreads}, global<const int32_t>(args.offsets), keys.sequences, tokens,
            args.position_offset, global<int32_t>(positions));
   }
-  sum_by_key(context, keys, dy, args.dropout, 1.0f, accumulate, dpositions, instance);
+  sum_by_key(context, keys, dy, args.dropout, 1.0f, accumulate, dpositions);
 }
 
 }  // namespace frit
