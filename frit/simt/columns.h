@@ -174,7 +174,7 @@ FRIT_DEVICE ColumnPlace column_place(const ColumnWalk& walk, const Global<T>& fi
       // group between a row's last and the next one's first, of one lane at most, since rows have 256 columns or more.
       const uint32_t group = column - row * columns >> 3, part = static_cast<uint32_t>(at.first_part);
       const bool wraps = part < 8;
-      const uint32_t lanes = ballot(wraps && part > 8 - (at.fold_column & 7));
+      const uint32_t lanes = ballot(wraps && part > 8 - (static_cast<uint32_t>(at.fold_column) & 7));
       const int between = lanes ? find_first_set(lanes) - 1 : 0;
       const uint32_t end_row = shuffle(wraps ? row + 1 : row, 31), end_group = shuffle(wraps ? 0 : group + 1, 31);
       const uint32_t between_row = shuffle(row, between), between_group = shuffle(group + 1, between);
