@@ -161,7 +161,7 @@ std::vector<OpCase> beam_select_cases() {
     cases.back().benchmark = true, cases.back().test = false;
   }
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    for (int64_t vocabulary : {1, 2, 31, 32, 33, 63, 64, 65, 511, 1023, 1024, 1025, 2047, 8001})
+    for (int64_t vocabulary : {1, 2, 31, 32, 33, 63, 64, 65, 511, 512, 513, 1023, 1024, 1025, 2047, 8001})
       for (int64_t count : std::set<int64_t>{1, 8, 16, 17, 128, 129, vocabulary})
         if (count <= vocabulary && (vocabulary < 2000 || count <= 17 || count == 129))
           cases.push_back(on_gpu(3, vocabulary, count, dtype));

@@ -40,26 +40,24 @@ FRIT_DEVICE uint32_t load_keep(const Global<const uint8_t>& mask, int64_t row, i
 template <typename T, Keep form>
 FRIT_KERNEL(kThreads, 3)
 bias_dropout_residual_forward_columns_kernel(ColumnWalk walk, bool vectors, Global<const T> x, Global<const T> bias,
-                                             Global<const T> residual, int64_t residual_stride, Dropout dropout,
+                                             Global<const T> residual, int64_t residual_stride, DropoutTable dropout,
                                              Global<T> y, int64_t y_stride, Global<uint8_t> mask) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
   const ColumnPlace at = column_place(walk, x);
-  const float scale = dropout.scale();
-  const bool drop = dropout.active();
-  for_rows<kUnroll>(walk, at, vectors, [&](auto whole, auto unroll, int64_t k, int64_t step, int64_t end) {
-    Vec<T, N> b{};
-    if (bias) b = load_span<N>(bias, at.column, walk.columns, T());
+  const float scale = dropout.scale;
+  const bool drop = dropout.active;
+  const Vec<T, N> b = load_of_columns<N>(walk, at, bias);
+  for_rows<kUnroll, N>(walk, at, vectors, [&](auto whole, auto unroll, int k, int step, int end) {
     Vec<T, N> v[unroll], r[unroll];
     FRIT_UNROLL
     for (int u = 0; u < unroll; ++u) {
       if (k + u * step >= end) break;
       const int64_t row = walk.row(k + u * step, at.row_class);
-      v[u] = load_columns<whole, Cache::kStream>(x + row * walk.row_stride, at.column, walk.columns);
-      if (residual)
-        r[u] = load_columns<whole, Cache::kStream>(residual + row * residual_stride, at.column, walk.columns);
+      v[u] = load_columns<whole, Cache::kStream>(x + row * walk.row_stride, at.column, at.limit);
+      if (residual) r[u] = load_columns<whole, Cache::kStream>(residual + row * residual_stride, at.column, at.limit);
     }
-    const uint32_t keeps = drop ? keep_rows<N, unroll>(walk, at, dropout, k, step) : 0;
+    const uint32_t keeps = drop ? keep_rows<whole, N, unroll>(walk, at, dropout, k, step) : 0;
     FRIT_UNROLL
     for (int u = 0; u < unroll; ++u) {
       if (k + u * step >= end) break;
@@ -70,12 +68,12 @@ bias_dropout_residual_forward_columns_kernel(ColumnWalk walk, bool vectors, Glob
       for (int i = 0; i < N; ++i) {
         float s = widen(v[u][i]);
         if (bias) s += widen(b[i]);
-        if (drop) s = keep >> i & 1 ? s * scale : 0.0f;
+        if (drop) s = (keep >> i & 1 ? s : 0.0f) * scale;
         if (residual) s += widen(r[u][i]);
         sum[i] = s;
       }
       store_keep<form, N>(mask, row, at.column, walk.columns, keep);
-      store_columns<whole, Cache::kStream>(y + row * y_stride, at.column, walk.columns, from_float<T>(sum));
+      store_columns<whole, Cache::kStream>(y + row * y_stride, at.column, at.limit, from_float<T>(sum));
     }
   });
 }
@@ -83,25 +81,25 @@ bias_dropout_residual_forward_columns_kernel(ColumnWalk walk, bool vectors, Glob
 // One launch writes dx and, with sums, a row of partial column sums a block.
 template <typename T, bool sums, Keep form>
 FRIT_KERNEL(kThreads, 2)
-bias_dropout_residual_backward_columns_kernel(ColumnWalk walk, bool vectors, Global<const T> dy, Dropout dropout,
+bias_dropout_residual_backward_columns_kernel(ColumnWalk walk, bool vectors, Global<const T> dy, DropoutTable dropout,
                                               Global<T> dx, int64_t dx_stride, Global<float> partial,
                                               Global<const uint8_t> mask) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
   const ColumnPlace at = column_place(walk, dy);
-  const float scale = dropout.scale();
-  const bool drop = dropout.active();
+  const float scale = dropout.scale;
+  const bool drop = dropout.active;
   float sum[N] = {};
-  for_rows<4>(walk, at, vectors, [&](auto whole, auto unroll, int64_t k, int64_t step, int64_t end) {
+  for_rows<4, N>(walk, at, vectors, [&](auto whole, auto unroll, int k, int step, int end) {
     Vec<T, N> g[unroll];
     FRIT_UNROLL
     for (int u = 0; u < unroll; ++u)
       if (k + u * step < end)
         g[u] = load_columns<whole, Cache::kStream>(dy + walk.row(k + u * step, at.row_class) * walk.row_stride,
-                                                   at.column, walk.columns);
+                                                   at.column, at.limit);
     uint32_t keeps = 0;
     if constexpr (form == Keep::kComputed) {
-      if (drop) keeps = keep_rows<N, unroll>(walk, at, dropout, k, step);
+      if (drop) keeps = keep_rows<whole, N, unroll>(walk, at, dropout, k, step);
     } else {
       FRIT_UNROLL
       for (int u = 0; u < unroll; ++u)
@@ -117,10 +115,10 @@ bias_dropout_residual_backward_columns_kernel(ColumnWalk walk, bool vectors, Glo
       FRIT_UNROLL
       for (int i = 0; i < N; ++i) {
         d[i] = widen(g[u][i]);
-        if (drop) d[i] = keep >> i & 1 ? d[i] * scale : 0.0f;
+        if (drop) d[i] = (keep >> i & 1 ? d[i] : 0.0f) * scale;
         if (sums) sum[i] += d[i];
       }
-      store_columns<whole, Cache::kStream>(dx + row * dx_stride, at.column, walk.columns, from_float<T>(d));
+      store_columns<whole, Cache::kStream>(dx + row * dx_stride, at.column, at.limit, from_float<T>(d));
     }
   });
   if constexpr (sums) store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
@@ -145,16 +143,17 @@ void dispatch_keep(const Tensor& keep, const Tensor& x, F&& f) {
 
 void bias_dropout_residual_forward_gpu(Context& context, const Tensor& x, const Tensor& bias, const Tensor& residual,
                                        const Dropout& dropout, const Tensor& y, const Tensor& keep) {
-  const ColumnWalk walk = make_column_walk(x, kThreads, kUnroll, 0);
   const bool vectors = lies_like(residual, x) && lies_like(y, x);
+  const bool packed = lies_packed(x) && lies_packed(residual) && lies_packed(y);
+  const ColumnWalk walk =
+      make_column_walk(x, kThreads, usual_rows_a_thread(x.dim(0), x.dim(1), x.dtype()), 0, packed, vectors);
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);
     dispatch_keep<T>(keep, x, [&](auto form) {
       launch(context, "bias_dropout_residual_forward_columns_kernel",
              bias_dropout_residual_forward_columns_kernel<T, form.value>, {walk.blocks(), walk.threads()}, walk,
-             vectors, global<const T>(x), global<const T>(bias), global<const T>(residual),
-             residual.defined() ? residual.row_stride() : 0, dropout, global<T>(y), y.row_stride(),
-             global<uint8_t>(keep));
+             vectors, global<const T>(x), global<const T>(bias), global<const T>(residual), walk.stride_of(residual),
+             DropoutTable(dropout), global<T>(y), walk.stride_of(y), global<uint8_t>(keep));
     });
   });
 }
@@ -162,16 +161,16 @@ void bias_dropout_residual_forward_gpu(Context& context, const Tensor& x, const 
 void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, const Dropout& dropout, bool accumulate,
                                         const Tensor& dx, const Tensor& dbias, const Tensor& keep) {
   const bool sums = dbias.defined();
-  const ColumnWalk walk = make_column_walk(dy, kThreads, sums ? 8 : 4, sums ? kMostBlocks : 0);
-  const bool vectors = lies_like(dx, dy);
+  const bool vectors = lies_like(dx, dy), packed = lies_packed(dy) && lies_packed(dx);
+  const ColumnWalk walk = make_column_walk(dy, kThreads, sums ? 8 : 4, sums ? kMostBlocks : 0, packed, vectors);
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), dy.dim(1)}, DType::kF32, "bias_dropout_residual.partial");
   dispatch_float(dy.dtype(), [&](auto t) {
     using T = decltype(t);
     const auto run = [&](auto kernel, int64_t shared_bytes) {
       launch(context, "bias_dropout_residual_backward_columns_kernel", kernel,
-             {walk.blocks(), walk.threads(), shared_bytes}, walk, vectors, global<const T>(dy), dropout, global<T>(dx),
-             dx.row_stride(), global<float>(partial.tensor()), global<const uint8_t>(keep));
+             {walk.blocks(), walk.threads(), shared_bytes}, walk, vectors, global<const T>(dy), DropoutTable(dropout),
+             global<T>(dx), walk.stride_of(dx), global<float>(partial.tensor()), global<const uint8_t>(keep));
     };
     dispatch_keep<T>(keep, dy, [&](auto form) {
       if (sums)

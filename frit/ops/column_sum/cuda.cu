@@ -41,13 +41,13 @@ column_sum_partials_kernel(ColumnWalk walk, Global<const T> x, Global<float> par
   wait_for_previous();
   const ColumnPlace at = column_place(walk, x);
   float sum[N] = {};
-  for_rows<kUnroll>(walk, at, true, [&](auto whole, auto unroll, int64_t k, int64_t step, int64_t end) {
+  for_rows<kUnroll, N>(walk, at, true, [&](auto whole, auto unroll, int64_t k, int64_t step, int64_t end) {
     Vec<T, N> v[unroll];
     FRIT_UNROLL
     for (int u = 0; u < unroll; ++u)
       if (k + u * step < end)
         v[u] = load_columns<whole, Cache::kStream>(x + walk.row(k + u * step, at.row_class) * walk.row_stride,
-                                                   at.column, walk.columns);
+                                                   at.column, at.limit);
     FRIT_UNROLL
     for (int u = 0; u < unroll; ++u) {
       if (k + u * step >= end) break;
@@ -75,7 +75,7 @@ void add_partial_sums_gpu(Context& context, const Tensor& partials, bool accumul
 }
 
 void column_sum_gpu(Context& context, const Tensor& x, bool accumulate, const Tensor& y) {
-  const ColumnWalk walk = make_column_walk(x, kThreads, kUnroll, kMostBlocks);
+  const ColumnWalk walk = make_column_walk(x, kThreads, kUnroll, kMostBlocks, lies_packed(x));
   const Buffer partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "column_sum.partial");
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);

@@ -41,7 +41,7 @@ heads_split_columns_kernel(ColumnWalk walk, bool vectors, HeadsPlace heads, Glob
   wait_for_previous();
   const ColumnPlace at = column_place(walk, joined);
   const bool add = bias || bias_f32;
-  for_rows<kUnroll>(walk, at, vectors, [&](auto whole, auto unroll, int64_t k, int64_t step, int64_t end) {
+  for_rows<kUnroll, kVecOf<T>>(walk, at, vectors, [&](auto whole, auto unroll, int64_t k, int64_t step, int64_t end) {
     Vec<T, N> v[unroll];
     FRIT_UNROLL
     for (int u = 0; u < unroll; ++u)
@@ -90,7 +90,7 @@ heads_merge_columns_kernel(ColumnWalk walk, bool vectors, HeadsPlace heads, Glob
   const ColumnPlace at = column_place(walk, joined);
   float sum[N] = {};
   constexpr int kLoads = sums ? 2 * kUnroll : kUnroll;
-  for_rows<kLoads>(walk, at, vectors, [&](auto whole, auto unroll, int64_t k, int64_t step, int64_t end) {
+  for_rows<kLoads, kVecOf<T>>(walk, at, vectors, [&](auto whole, auto unroll, int64_t k, int64_t step, int64_t end) {
     Vec<T, N> v[unroll];
     FRIT_UNROLL
     for (int u = 0; u < unroll; ++u) {
