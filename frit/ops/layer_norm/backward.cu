@@ -277,7 +277,8 @@ layer_norm_backward_spans_kernel(Global<const T> dy, int64_t dy_stride, Global<c
   constexpr int N = kVecOf<T>, kPairs = K * 2 * N / 4;
   const int groups = warp_count() / warps, group = warp() / warps, part = warp() - group * warps;
   const int row_class = static_cast<int>(block_index() % period);
-  const int shift = row_shift(x + row_class * x_stride);
+  // See layer_norm_forward_spans_kernel.
+  const int shift = period == 1 ? 0 : row_shift(x + row_class * x_stride);
   const int vectors = warps * K * 32;
   const Shared<float> gammas = shared_array<float>(0), scratch = gammas + vectors * N;
   const Shared<float> sums_of_groups = scratch + 4 * warp_count();
@@ -288,11 +289,11 @@ layer_norm_backward_spans_kernel(Global<const T> dy, int64_t dy_stride, Global<c
   const int step = static_cast<int>(block_count() / period) * groups;
   const int begin = static_cast<int>(block_index() / period) * groups + group;
   const auto row_of = [&](int r) { return row_class + int64_t{r} * period; };
-  const auto lies_like_x = [&](const auto& other, int64_t stride) {
+  const auto lies_so = [&](const auto& other, int64_t stride) {
     return row_shift(other + row_class * stride) == shift && stride * period % N == 0;
   };
-  const bool dy_like = lies_like_x(dy, dy_stride), dx_like = lies_like_x(dx, dx_stride);
-  const bool residual_like = dresidual && lies_like_x(dresidual, dresidual_stride);
+  const bool x_like = lies_so(x, x_stride), dy_like = lies_so(dy, dy_stride), dx_like = lies_so(dx, dx_stride);
+  const bool residual_like = dresidual && lies_so(dresidual, dresidual_stride);
 
   Vec<T, N> x_next[K] = {}, dy_next[K] = {};
   T x_one = T(), dy_one = T();
@@ -303,7 +304,10 @@ layer_norm_backward_spans_kernel(Global<const T> dy, int64_t dy_stride, Global<c
       return;
     }
     const int64_t row = row_of(r);
-    row_span::start_span<Cache::kStream>(span, ends, x + row * x_stride, x_next, x_one);
+    if (x_like)
+      row_span::start_span<Cache::kStream>(span, ends, x + row * x_stride, x_next, x_one);
+    else
+      row_span::load_elements<Cache::kStream>(span, x + row * x_stride, x_next);
     if (dy_like)
       row_span::start_span<Cache::kStream>(span, ends, dy + row * dy_stride, dy_next, dy_one);
     else
@@ -322,7 +326,7 @@ layer_norm_backward_spans_kernel(Global<const T> dy, int64_t dy_stride, Global<c
     Vec<T, N> xs[K], dys[K];
     FRIT_UNROLL
     for (int k = 0; k < K; ++k) xs[k] = x_next[k], dys[k] = dy_next[k];
-    ends.place(x_one, xs);
+    if (x_like) ends.place(x_one, xs);
     if (dy_like) ends.place(dy_one, dys);
     const float mu = shuffle(of_next, 0), scale = shuffle(of_next, 1);
     start(r + step);
@@ -534,8 +538,7 @@ void layer_norm_backward_gpu(Context& context, const Tensor& dy, const Tensor& x
                                               : kLooped;
   const int64_t n = 16 / size_of(x.dtype());
   const int64_t period = std::min(n / std::gcd(x.row_stride(), n), std::max<int64_t>(rows, 1));
-  const bool shifted = period > 1 || reinterpret_cast<uintptr_t>(x.raw()) % 16 != 0;
-  const int64_t chunks = over(cols + (shifted ? n - 1 : 0), n);  // vectors that cover a row wherever it begins
+  const int64_t chunks = over(cols + (period > 1 ? n - 1 : 0), n);  // vectors that cover a row wherever it begins
   const auto is_spans = [](int i) { return i >= kSpans2 && i <= kSpans5; };
   const auto span_vectors = [](int i) { return i == kSpans2 ? 2 : i == kSpans4 ? 4 : 5; };
   const auto span_warps = [&](int i) { return static_cast<int>(over(chunks, 32 * span_vectors(i))); };

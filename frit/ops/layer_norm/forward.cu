@@ -312,7 +312,10 @@ layer_norm_forward_spans_kernel(Global<const T> x, int64_t x_stride, Global<cons
   constexpr int N = kVecOf<T>;
   const int groups = warp_count() / warps, group = warp() / warps, part = warp() - group * warps;
   const int row_class = static_cast<int>(block_index() % period);
-  const int shift = row_shift(x + row_class * x_stride);
+  // Rows a multiple of 16 bytes apart are taken as if they began at one: how they are shared out must not depend on the
+  // address, which planning does not know.
+  const int shift = period == 1 ? 0 : row_shift(x + row_class * x_stride);
+  const bool x_like = row_shift(x + row_class * x_stride) == shift;
   const int vectors = warps * K * 32;
   const Shared<float> gammas = shared_array<float>(0), betas = gammas + vectors * N;
   const Shared<float> scratch = betas + vectors * N;
@@ -328,7 +331,13 @@ layer_norm_forward_spans_kernel(Global<const T> x, int64_t x_stride, Global<cons
   const row_span::Ends<T, K> ends(span, part, shift);
   Vec<T, N> next[K] = {};
   T next_one = T();
-  if (begin < all_rows) row_span::start_span<Cache::kStream>(span, ends, x, next, next_one);
+  const auto start = [&] {
+    if (x_like)
+      row_span::start_span<Cache::kStream>(span, ends, x, next, next_one);
+    else
+      row_span::load_elements<Cache::kStream>(span, x, next);
+  };
+  if (begin < all_rows) start();
   row_span::spread_vector(gamma, cols, shift, vectors, gammas);
   row_span::spread_vector(beta, cols, shift, vectors, betas);
   barrier();
@@ -344,9 +353,9 @@ layer_norm_forward_spans_kernel(Global<const T> x, int64_t x_stride, Global<cons
     Vec<T, N> v[K];
     FRIT_UNROLL
     for (int k = 0; k < K; ++k) v[k] = next[k];
-    ends.place(next_one, v);
+    if (x_like) ends.place(next_one, v);
     x = x + x_step;
-    if (row + step < all_rows) row_span::start_span<Cache::kStream>(span, ends, x, next, next_one);
+    if (row + step < all_rows) start();
 
     float sum = 0, both[2] = {0, 0};
     if (live && span.any(0)) {
@@ -443,8 +452,7 @@ void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gam
   const auto warps_of = [&](int k) { return static_cast<int>(over(vectors, 32 * k)); };
   // Vectors that cover a row wherever it begins.
   const int64_t period = std::min(n / std::gcd(x.row_stride(), n), std::max<int64_t>(rows, 1));
-  const bool shifted = period > 1 || reinterpret_cast<uintptr_t>(x.raw()) % 16 != 0;
-  const int64_t chunks = over(cols + (shifted ? n - 1 : 0), n);
+  const int64_t chunks = over(cols + (period > 1 ? n - 1 : 0), n);
   const auto span_warps = [&](int i) { return static_cast<int>(over(chunks, 32 * kVectors[i])); };
   const auto fits = [&](int i) {
     return i == kLooped || (is_spans(i) ? span_warps(i) : warps_of(kVectors[i])) <= kMostWarps[i];
