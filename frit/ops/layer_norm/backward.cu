@@ -1,9 +1,11 @@
 #include "frit/ops/layer_norm/backward.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "frit/ops/layer_norm/gpu.h"
 #include "frit/ops/layer_norm/row_part.h"
+#include "frit/ops/layer_norm/span.h"
 #include "frit/simt/launch.h"
 
 namespace frit {
@@ -262,6 +264,158 @@ layer_norm_backward_rows_kernel(Global<const T> dy, int64_t dy_stride, Global<co
   }
 }
 
+// The xhat form by classes of rows (see span.h): block b takes rows of class b % period, batch by batch, each group of
+// `warps` warps a row, each warp up to 32 K of its vectors, while the next row is on its way. gamma lies in shared
+// memory as fp32. At the end the block's groups are added up in their order.
+template <typename T, int K>
+FRIT_KERNEL(256, K == 2 ? 2 : 1)
+layer_norm_backward_spans_kernel(Global<const T> dy, int64_t dy_stride, Global<const T> x, int64_t x_stride,
+                                 Global<const T> gamma, Global<const float> mean, Global<const float> rstd,
+                                 Global<const T> dresidual, int64_t dresidual_stride, Global<T> dx, int64_t dx_stride,
+                                 Global<float> partials, int64_t rows, int cols, int warps, int period) {
+  wait_for_previous();
+  constexpr int N = kVecOf<T>, kPairs = K * 2 * N / 4;
+  const int groups = warp_count() / warps, group = warp() / warps, part = warp() - group * warps;
+  const int row_class = static_cast<int>(block_index() % period);
+  // See layer_norm_forward_spans_kernel.
+  const int shift = period == 1 ? 0 : row_shift(x + row_class * x_stride);
+  const int vectors = warps * K * 32;
+  const Shared<float> gammas = shared_array<float>(0), scratch = gammas + vectors * N;
+  const Shared<float> sums_of_groups = scratch + 4 * warp_count();
+  const row_span::Span<T, K> span(part, shift, cols);
+  const row_span::Ends<T, K> ends(span, part, shift);
+  // Row r here is row row_class + r * period.
+  const int all_rows = static_cast<int>((rows - row_class + period - 1) / period);
+  const int step = static_cast<int>(block_count() / period) * groups;
+  const int begin = static_cast<int>(block_index() / period) * groups + group;
+  const auto row_of = [&](int r) { return row_class + int64_t{r} * period; };
+  const auto lies_so = [&](const auto& other, int64_t stride) {
+    return row_shift(other + row_class * stride) == shift && stride * period % N == 0;
+  };
+  const bool x_like = lies_so(x, x_stride), dy_like = lies_so(dy, dy_stride), dx_like = lies_so(dx, dx_stride);
+  const bool residual_like = dresidual && lies_so(dresidual, dresidual_stride);
+
+  Vec<T, N> x_next[K] = {}, dy_next[K] = {};
+  T x_one = T(), dy_one = T();
+  float of_next = 0;  // lane 0: the row's mean; lane 1: its rstd
+  const auto start = [&](int r) {
+    if (r >= all_rows) {
+      of_next = 0;
+      return;
+    }
+    const int64_t row = row_of(r);
+    if (x_like)
+      row_span::start_span<Cache::kStream>(span, ends, x + row * x_stride, x_next, x_one);
+    else
+      row_span::load_elements<Cache::kStream>(span, x + row * x_stride, x_next);
+    if (dy_like)
+      row_span::start_span<Cache::kStream>(span, ends, dy + row * dy_stride, dy_next, dy_one);
+    else
+      row_span::load_elements<Cache::kStream>(span, dy + row * dy_stride, dy_next);
+    if (lane() < 2) of_next = load(lane() == 0 ? mean : rstd, row);
+  };
+  start(begin);
+  row_span::spread_vector(gamma, cols, shift, vectors, gammas);
+  barrier();
+
+  float sum_gamma[K][N] = {}, sum_beta[K][N] = {};
+  const float by_cols = 1.0f / static_cast<float>(cols);
+  int turn = 0;  // alternates between two halves of scratch, so that one barrier a row is enough
+  for (int r = begin, batch = begin - group; batch < all_rows; r += step, batch += step) {
+    const bool live = r < all_rows;
+    Vec<T, N> xs[K], dys[K];
+    FRIT_UNROLL
+    for (int k = 0; k < K; ++k) xs[k] = x_next[k], dys[k] = dy_next[k];
+    if (x_like) ends.place(x_one, xs);
+    if (dy_like) ends.place(dy_one, dys);
+    const float mu = shuffle(of_next, 0), scale = shuffle(of_next, 1);
+    start(r + step);
+
+    float sums[2] = {0, 0};
+    FRIT_UNROLL
+    for (int k = 0; k < K; ++k) {
+      if (!live || !span.any(k)) continue;
+      const Vec<float, N> a = to_float(xs[k]), d = to_float(dys[k]);
+      const Vec<float, N> w = row_span::spread_at<N>(gammas, vectors, (part * K + k) * 32 + lane());
+      float s = 0, q = 0;
+      FRIT_UNROLL
+      for (int i = 0; i < N; ++i) {  // outside of the row dy and gamma are 0
+        const float hat = (a[i] - mu) * scale, g = d[i] * w[i];
+        s += g, q = fmaf(g, hat, q);
+        sum_gamma[k][i] = fmaf(d[i], hat, sum_gamma[k][i]);
+        sum_beta[k][i] += d[i];
+      }
+      sums[0] += s, sums[1] += q;
+    }
+    row_sums(sums, scratch + (turn * groups + group) * warps * 2, warps, part);
+    turn ^= 1;
+    if (!live) continue;
+    row_span::keep_packed(xs);
+    row_span::keep_packed(dys);
+    const int64_t row = row_of(r);
+    const Global<T> to = dx + row * dx_stride;
+    Vec<T, N> more[K];
+    if (dresidual) {
+      const Global<const T> from = dresidual + row * dresidual_stride;
+      if (residual_like) {
+        T more_one;
+        row_span::start_span<Cache::kStream>(span, ends, from, more, more_one);
+        ends.place(more_one, more);
+      } else {
+        row_span::load_elements<Cache::kStream>(span, from, more);
+      }
+    }
+    const float by_hat = -scale * scale * (sums[1] * by_cols), constant = -scale * (sums[0] * by_cols);
+    T one = T();
+    FRIT_UNROLL
+    for (int k = 0; k < K; ++k) {
+      if (!span.any(k)) continue;
+      const Vec<float, N> a = to_float(xs[k]), d = to_float(dys[k]);
+      const Vec<float, N> w = row_span::spread_at<N>(gammas, vectors, (part * K + k) * 32 + lane());
+      Vec<float, N> v;
+      FRIT_UNROLL
+      for (int i = 0; i < N; ++i) v[i] = fmaf(a[i] - mu, by_hat, fmaf(d[i] * w[i], scale, constant));
+      if (dresidual) {
+        const Vec<float, N> m = to_float(more[k]);
+        FRIT_UNROLL
+        for (int i = 0; i < N; ++i) v[i] += m[i];
+      }
+      const Vec<T, N> out = from_float<T>(v);
+      if (dx_like) {
+        row_span::store_whole<Cache::kDefault>(span, to, k, out);
+        ends.take(k, out, one);
+      } else {
+        store_span<N>(to, span.column(k), cols, out);
+      }
+    }
+    if (dx_like && ends.column >= 0) store(to, ends.column, one);
+  }
+
+  // Four sums of a thread at [group][pair][thread of the group][4].
+  const int in_group = part * 32 + lane(), width = warps * 32;
+  const auto slot = [&](int of, int pair) { return ((of * kPairs + pair) * width + in_group) * 4; };
+  FRIT_UNROLL
+  for (int k = 0; k < K; ++k) {
+    FRIT_UNROLL
+    for (int i = 0; i < N; i += 4) {
+      store_vec<4>(sums_of_groups, slot(group, k * 2 * N / 4 + i / 4), four(sum_gamma[k], i));
+      store_vec<4>(sums_of_groups, slot(group, k * 2 * N / 4 + (N + i) / 4), four(sum_beta[k], i));
+    }
+  }
+  if (groups > 1) barrier();
+  const Global<float> to = partials + block_index() * 2 * cols;
+  for (int pair = group; pair < kPairs; pair += groups) {
+    Vec<float, 4> total = load_vec<4>(sums_of_groups, slot(0, pair));
+    for (int of = 1; of < groups; ++of) {
+      const Vec<float, 4> other = load_vec<4>(sums_of_groups, slot(of, pair));
+      FRIT_UNROLL
+      for (int j = 0; j < 4; ++j) total[j] += other[j];
+    }
+    const int k = pair / (2 * N / 4), i = pair % (2 * N / 4) * 4;
+    store_span<4>(i < N ? to : to + cols, span.column(k) + i % N, cols, total);
+  }
+}
+
 // dx alone; a block takes a row, piece by piece, and reads dy and x twice.
 template <typename T, int K>
 FRIT_KERNEL(512, 1)
@@ -327,10 +481,25 @@ layer_norm_backward_looped_kernel(Global<const T> dy, int64_t dy_stride, Global<
   }
 }
 
-constexpr const char* kInstances[] = {"xhat_1",      "xhat_2",      "xhat_4",         "looped",
-                                      "dependence",  "slides",      "column_serial",  "atomic",
-                                      "tiled_32x32", "tiled_32x33", "two_stage_apart"};
-enum { kXhat1, kXhat2, kXhat4, kLooped, kDependence, kSlides, kColumnSerial, kAtomic, kTiled32, kTiled33, kApart };
+constexpr const char* kInstances[] = {"xhat_1",  "xhat_2",      "xhat_4",      "looped",         "spans_2",
+                                      "spans_4", "spans_5",     "dependence",  "slides",         "column_serial",
+                                      "atomic",  "tiled_32x32", "tiled_32x33", "two_stage_apart"};
+enum {
+  kXhat1,
+  kXhat2,
+  kXhat4,
+  kLooped,
+  kSpans2,
+  kSpans4,
+  kSpans5,
+  kDependence,
+  kSlides,
+  kColumnSerial,
+  kAtomic,
+  kTiled32,
+  kTiled33,
+  kApart
+};
 constexpr int kLoopedWarps = 16;
 // Blocks that fill the chip: 16 warps for each of 132 multiprocessors. A number of the method, not of the device the
 // program runs on: the sums' order depends on it.
@@ -367,21 +536,42 @@ void layer_norm_backward_gpu(Context& context, const Tensor& dy, const Tensor& x
                      : vectors <= 8 * 2 * 32  ? kXhat2
                      : vectors <= 16 * 4 * 32 ? kXhat4
                                               : kLooped;
+  const int64_t n = 16 / size_of(x.dtype());
+  const int64_t period = std::min(n / std::gcd(x.row_stride(), n), std::max<int64_t>(rows, 1));
+  const int64_t chunks = over(cols + (period > 1 ? n - 1 : 0), n);  // vectors that cover a row wherever it begins
+  const auto is_spans = [](int i) { return i >= kSpans2 && i <= kSpans5; };
+  const auto span_vectors = [](int i) { return i == kSpans2 ? 2 : i == kSpans4 ? 4 : 5; };
+  const auto span_warps = [&](int i) { return static_cast<int>(over(chunks, 32 * span_vectors(i))); };
+  // As few vectors as can be, and of several such forms one that needs no barrier, else the one of the most warps.
+  int rule = widest;
+  if (vectors > 32) {
+    int64_t least = INT64_MAX;
+    for (int i : {kSpans2, kSpans4, kSpans5}) {
+      const int64_t held = int64_t{span_warps(i)} * span_vectors(i);
+      if (span_warps(i) <= 8 && (held < least || (held == least && span_warps(i) == 1))) least = held, rule = i;
+    }
+  }
   const bool free = context.forced("layer_norm_backward").empty();
   const int instance =
       choose_instance(context, "layer_norm_backward", fmt::format("{}x{}/{}", rows, cols, name_of(x.dtype())),
-                      kInstances, widest, [&](int i) {
-                        if (free && i > kLooped) return false;  // kept to be measured: only if asked for
+                      kInstances, rule, [&](int i) {
+                        if (free && i >= kDependence) return false;  // kept to be measured: only if asked for
                         if (i == kDependence || i == kSlides) return widest == kXhat1;
+                        if (is_spans(i)) return span_warps(i) <= 8;
                         return i >= widest;
                       });
   // dx by rows with k vectors a thread, or by the looped kernel where no block holds a row.
-  const int by = instance <= kLooped ? instance : widest;
+  const int by = instance <= kSpans5 ? instance : widest;
   const int k = by == kXhat2 ? 2 : by == kXhat4 ? 4 : 1;
   const Cut cut = cut_rows(rows, vectors, k);
-  const bool fused = instance < kLooped || instance == kDependence || instance == kSlides;
+  const bool spans = is_spans(instance);
+  const bool fused = instance < kLooped || spans || instance == kDependence || instance == kSlides;
+  const int held = spans ? span_vectors(instance) : 1, warps = spans ? span_warps(instance) : 1, groups = 8 / warps;
+  // Two rows a group at least: writing and adding partial sums must pay.
+  const int64_t span_blocks =
+      period * std::clamp<int64_t>(over(over(rows, period), 2 * groups), 1, (held == 2 ? 264 : 132) / period);
   const bool apart = instance == kLooped || instance == kApart;
-  const int64_t pieces = fused ? cut.blocks : apart ? std::clamp<int64_t>(rows / 64, 1, 64) : 1;
+  const int64_t pieces = spans ? span_blocks : fused ? cut.blocks : apart ? std::clamp<int64_t>(rows / 64, 1, 64) : 1;
   Buffer partials = context.allocate({pieces, 2 * cols}, DType::kF32, "layer_norm.partials");
   const LayerNormBackward operands = {dy, x, gamma, mean, rstd, dresidual, dx, partials};
 
@@ -394,6 +584,21 @@ void layer_norm_backward_gpu(Context& context, const Tensor& dy, const Tensor& x
                                                   : ColumnWay::kSerial);
   dispatch_float(x.dtype(), [&](auto type) {
     using T = decltype(type);
+    if (spans) {
+      const int64_t threads = groups * warps * 32;
+      const Launch shape = {span_blocks, static_cast<int>(threads),
+                            4 * (int64_t{warps} * held * 32 * n + threads / 8 + threads * held * 2 * n)};
+      const auto start = [&](auto kernel) {
+        launch(context, "layer_norm_backward_spans_kernel", kernel, shape, global<const T>(dy), dy.row_stride(),
+               global<const T>(x), x.row_stride(), global<const T>(gamma), global<const float>(mean),
+               global<const float>(rstd), global<const T>(dresidual), dresidual.row_stride(), global<T>(dx),
+               dx.row_stride(), global<float>(operands.partials), rows, static_cast<int>(cols), warps,
+               static_cast<int>(period));
+      };
+      if (instance == kSpans2) return start(layer_norm_backward_spans_kernel<T, 2>);
+      if (instance == kSpans4) return start(layer_norm_backward_spans_kernel<T, 4>);
+      return start(layer_norm_backward_spans_kernel<T, 5>);
+    }
     if (by == kLooped) {
       launch(context, "layer_norm_backward_looped_kernel", layer_norm_backward_looped_kernel<T, 2>,
              {rows, kLoopedWarps * 32, kLoopedWarps * 8}, global<const T>(dy), dy.row_stride(), global<const T>(x),

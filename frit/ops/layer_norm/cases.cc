@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "frit/ops/case.h"
 #include "frit/ops/column_sum/cpu.h"
@@ -37,38 +38,73 @@ int64_t vectors_of(int64_t cols, DType dtype) {
   return over(cols, 16 / size_of(dtype));
 }
 
-// x once, y once. A warp's gamma and beta serve the two rows it takes where a vector a thread is enough, else one; up
-// to 128 vectors a warp owns a row and meets no barrier; past 2048 x is read twice.
-GpuBudget forward_gpu(int64_t rows, int64_t cols, DType dtype) {
-  const int64_t size = size_of(dtype), vectors = vectors_of(cols, dtype), at_once = vectors <= 32 ? 2 : 1;
+// How rows of more than 32 vectors are shared out: `each` vectors a thread, `warps` warps a row, blocks that take rows
+// which begin equally far past a multiple of 16 bytes. each is 0 if no such form holds a row.
+struct Spans {
+  int64_t each = 0, warps = 0, groups = 0, period = 1, blocks = 0;
+  int64_t batches = 0;  // of rows, that the busiest block takes
+};
+Spans spans_of(int64_t rows, int64_t cols, int64_t stride, DType dtype, bool backward) {
+  const int64_t n = 16 / size_of(dtype);
+  Spans s;
+  s.period = std::min(n / std::gcd(stride, n), std::max<int64_t>(rows, 1));
+  const int64_t chunks = over(cols + (s.period > 1 ? n - 1 : 0), n);
+  if (vectors_of(cols, dtype) <= 32) return s;
+  for (int64_t each : {2, 4, 5}) {
+    const int64_t warps = over(chunks, 32 * each), held = each * warps, least = s.each * s.warps;
+    const bool equal = held == least && (!backward || warps == 1);
+    if (warps <= 8 && (s.each == 0 || held < least || equal)) s.each = each, s.warps = warps;
+  }
+  if (s.each == 0) return s;
+  s.groups = 8 / s.warps;
+  const int64_t of_class = over(rows, s.period), most = backward && s.each != 2 ? 132 : 264;
+  const int64_t pieces = std::clamp<int64_t>(over(of_class, s.groups * (backward ? 2 : 1)), 1, most / s.period);
+  s.blocks = pieces * s.period, s.batches = over(of_class, pieces * s.groups);
+  return s;
+}
+
+// x once, y once. A block reads gamma and beta once, or, up to 32 vectors, a warp for the two rows it takes; a row in
+// registers of one warp meets no barrier but the one behind gamma and beta; past 2048 vectors x is read twice.
+GpuBudget forward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
+  const int64_t size = size_of(dtype), vectors = vectors_of(cols, dtype);
+  const Spans s = spans_of(rows, cols, stride, dtype, false);
   GpuBudget b;
   b.launches = rows == 0 ? 0 : 1;
-  b.barriers = rows > 0 && vectors > 128 ? 1 : 0;
-  if (vectors <= 128 || vectors >= 1024)  // between, the number of rows a warp takes depends on how it fills
-    b.read_bytes = rows * cols * size * (vectors > 2048 ? 2 : 1) + over(rows, at_once) * 2 * cols * size;
+  if (rows == 0)
+    b.barriers = 0;
+  else if (s.each > 0)
+    b.barriers = 1 + (s.warps > 1 ? s.batches : 0);
+  else
+    b.barriers = vectors > 32 ? 1 : 0;
+  const int64_t times = s.each > 0 ? (rows == 0 ? 0 : s.blocks) : vectors <= 32 ? over(rows, 2) : rows;
+  b.read_bytes = rows * cols * size * (vectors > 2048 ? 2 : 1) + times * 2 * cols * size;
   b.written_bytes = rows * cols * size + 8 * rows;
   b.atomics = 0, b.scratch_bytes = 0;
   return b;
 }
 
 // dy and x (and dresidual) once, dx once. Beside them: mean and rstd once for each warp of a row; gamma once for each
-// group of warps of a block (twice a row from 513 vectors on); the partial sums of `blocks` blocks, which the second
-// launch reads. Barriers: one a batch of rows unless a warp owns a row, one to add the block's groups, one in the
-// second launch.
-GpuBudget backward_gpu(int64_t rows, int64_t cols, DType dtype, DType dgamma, bool residual) {
+// block, or, up to 32 vectors, each of its warps (from 1025 vectors on twice a row); the partial sums of `blocks`
+// blocks, which the second launch reads. Barriers: one behind gamma, one a batch of rows unless a warp owns a row, one
+// to add the block's groups, one in the second launch.
+GpuBudget backward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype, DType dgamma, bool residual) {
   const int64_t size = size_of(dtype), vectors = vectors_of(cols, dtype);
   GpuBudget b;
   if (vectors > 2048) return b;
-  const int64_t each = vectors <= 256   ? 1
-                       : vectors <= 512 ? 2
-                                        : 4,
-                warps = over(vectors, 32 * each), groups = std::max<int64_t>(1, 8 / warps),
-                batch = groups * (each == 1 ? 2 : 1), most = 132 * std::max<int64_t>(1, 16 / (warps * groups)),
-                blocks = std::clamp<int64_t>(over(rows, 2 * batch), 1, most);
+  const Spans s = spans_of(rows, cols, stride, dtype, true);
+  const int64_t each = vectors <= 32 ? 1 : 4, warps = s.each > 0 ? s.warps : over(vectors, 32 * each),
+                groups = std::max<int64_t>(1, 8 / warps), batch = groups * (each == 1 ? 2 : 1),
+                most = 132 * std::max<int64_t>(1, 16 / (warps * groups)),
+                blocks = s.each > 0 ? s.blocks : std::clamp<int64_t>(over(rows, 2 * batch), 1, most),
+                batches = s.each > 0 ? s.batches : over(over(rows, blocks), batch);
   b.launches = 2;
-  b.barriers = (warps > 1 ? over(over(rows, blocks), batch) : 0) + (groups > 1 ? 1 : 0) + 1;
+  b.barriers = (s.each > 0 ? 1 : 0) + (warps > 1 ? batches : 0) + (groups > 1 ? 1 : 0) + 1;
   b.read_bytes = rows * cols * size * (residual ? 3 : 2) + rows * warps * 8 +
-                 (each < 4 ? blocks * groups : 2 * rows) * cols * size + blocks * 2 * cols * 4;
+                 (s.each > 0  ? blocks
+                  : each == 1 ? blocks * groups
+                              : 2 * rows) *
+                     cols * size +
+                 blocks * 2 * cols * 4;
   b.written_bytes = rows * cols * size + blocks * 2 * cols * 4 + 2 * cols * size_of(dgamma);
   b.atomics = 0;
   b.scratch_bytes = static_cast<int64_t>(align_up(blocks * 2 * cols * 4));
@@ -80,6 +116,10 @@ GpuBudget backward_gpu(int64_t rows, int64_t cols, DType dtype, DType dgamma, bo
 void add_instances(OpCase& c, int64_t cols, DType dtype) {
   const int64_t vectors = vectors_of(cols, dtype);
   c.forward_instances = {"looped"};
+  std::vector<std::string> spans;
+  for (int64_t each : {2, 4, 5})
+    if (vectors + 1 <= 8 * 32 * each) spans.push_back(fmt::format("spans_{}", each));
+  c.forward_instances.insert(c.forward_instances.end(), spans.begin(), spans.end());
   if (vectors <= 8 * 32)
     for (const char* name : {"one_sync_1", "two_sync", "moments"}) c.forward_instances.push_back(name);
   if (vectors <= 8 * 64) c.forward_instances.push_back("one_sync_2");
@@ -87,6 +127,7 @@ void add_instances(OpCase& c, int64_t cols, DType dtype) {
   if (vectors <= 16 * 128) c.forward_instances.push_back("one_sync_wide");
   if (!c.backward) return;
   c.backward_instances = {"looped", "column_serial", "tiled_32x32", "tiled_32x33", "two_stage_apart"};
+  c.backward_instances.insert(c.backward_instances.end(), spans.begin(), spans.end());
   if (vectors <= 8 * 32)
     for (const char* name : {"xhat_1", "dependence", "slides"}) c.backward_instances.push_back(name);
   if (vectors <= 8 * 64) c.backward_instances.push_back("xhat_2");
@@ -117,7 +158,7 @@ OpCase make_forward(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
   };
   c.tolerance["mean"] = {1e-6, 1e-6};
   if (dtype == DType::kF16) c.where = Where::kGpu;
-  c.forward_gpu = forward_gpu(rows, cols, dtype);
+  c.forward_gpu = forward_gpu(rows, cols, o.stride ? o.stride : cols, dtype);
   c.forward_budget = {rows == 0 ? 0 : 1, 0, rows * cols * size_of(dtype) * 2 + 2 * cols * size_of(dtype) + 8 * rows};
   return c;
 }
@@ -163,7 +204,7 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
   c.backward_budget = {
       2, static_cast<int64_t>(align_up(partial_sum_pieces(rows) * 2 * cols * 4)),
       rows * cols * size_of(dtype) * (o.residual ? 4 : 3) + cols * (size_of(dtype) + 2 * size_of(o.dgamma)) + 8 * rows};
-  c.backward_gpu = backward_gpu(rows, cols, dtype, o.dgamma, o.residual);
+  c.backward_gpu = backward_gpu(rows, cols, o.stride ? o.stride : cols, dtype, o.dgamma, o.residual);
   return c;
 }
 
@@ -233,7 +274,8 @@ std::vector<OpCase> layer_norm_cases() {
     cases.push_back(make_far(7, 1024, dtype, 1000, 0.1, "/mean1000_std0.1"));
     cases.push_back(make_far(7, 1023, dtype, 10, 1e-2, "/mean10_std0.01"));
     for (size_t i = cases.size() - 2; i < cases.size(); ++i)
-      cases[i].forward_instances = {"one_sync_1", "one_sync_2", "one_sync_4", "one_sync_wide", "looped"};
+      cases[i].forward_instances = {"one_sync_1", "one_sync_2", "one_sync_4", "one_sync_wide",
+                                    "looped",     "spans_2",    "spans_4",    "spans_5"};
     // One element far from the rest: a shift by the first element alone would lose the others.
     OpCase outlier = make_forward(3, 1024, dtype, {.note = "/outlier"});
     outlier.inputs[0].fill = [](CaseRandom& random, Array& a) {

@@ -180,8 +180,7 @@ TEST(LayerNorm, BitsDoNotDependOnAlignmentOrAliasing) {
     const Buffer dgamma = t.context().allocate({cols}, DType::kF32, "dgamma"),
                  dbeta = t.context().allocate({cols}, DType::kF32, "dbeta"),
                  dx = t.context().allocate({t.rows, cols}, DType::kF32, "dx");
-    const char* instances[] = {"", "xhat_2", "xhat_4", "looped"};
-    for (const char* instance : instances) {
+    for (const std::string instance : {cols > 1024 ? "xhat_2" : "xhat_1", "xhat_2", "xhat_4", "looped"}) {
       t.context().force("layer_norm_backward", instance);
       layer_norm_backward(t.context(), dy, x, gamma, mean, rstd, residual, false, dx, dgamma, dbeta);
       const std::vector<float> want_dx = t.get(dx), want_dgamma = t.get(dgamma);
@@ -199,13 +198,66 @@ TEST(LayerNorm, BitsDoNotDependOnAlignmentOrAliasing) {
             << instance << " dx is dresidual, " << cols << " columns, shift " << shift;
       }
     }
-    for (const char* instance : {"", "one_sync_2", "looped"}) {
+    for (const char* instance : {cols > 1024 ? "one_sync_2" : "one_sync_1", "one_sync_4", "looped"}) {
       t.context().force("layer_norm_forward", instance);
       const std::vector<float> want = forward(t, instance).y;
       for (int64_t shift = 0; shift < 4; ++shift) {  // in place, and without mean and rstd
         const Tensor far_x = t.put_strided(t.x, cols + 7, shift, keep);
         layer_norm_forward(t.context(), far_x, gamma, beta, kEps, far_x, {}, {});
         EXPECT_EQ(t.get(far_x), want) << instance << " y is x, " << cols << " columns, shift " << shift;
+      }
+    }
+  }
+}
+
+// Where threads take a row's vectors as they lie, the order of additions follows the row's place; but outputs that are
+// inputs, too, change nothing, wherever each operand begins, and no element is far from that of aligned rows.
+TEST(LayerNorm, SpansMayWorkInPlaceAtAnyAlignment) {
+  for (const int64_t cols : {132, 513, 1001}) {
+    Rows t(11, cols);
+    std::vector<Buffer> keep;
+    const Forward f = forward(t, "looped");
+    const Buffer gamma = t.put(t.gamma, {cols}), beta = t.put(t.beta, {cols}), mean = t.put(f.mean, {t.rows}),
+                 rstd = t.put(f.rstd, {t.rows}), x = t.put(t.x, {t.rows, cols}), dy = t.put(t.dy, {t.rows, cols}),
+                 residual = t.put(t.dresidual, {t.rows, cols});
+    const Buffer dgamma = t.context().allocate({cols}, DType::kF32, "dgamma"),
+                 dbeta = t.context().allocate({cols}, DType::kF32, "dbeta"),
+                 dx = t.context().allocate({t.rows, cols}, DType::kF32, "dx");
+    t.context().force("layer_norm_backward", "looped");
+    layer_norm_backward(t.context(), dy, x, gamma, mean, rstd, residual, false, dx, dgamma, dbeta);
+    const std::vector<float> aligned_dx = t.get(dx), aligned_dgamma = t.get(dgamma);
+    const auto near = [](const std::vector<float>& a, const std::vector<float>& b) {
+      float most = 0;
+      for (size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]) / (1 + std::abs(b[i])));
+      return most < 1e-5f;
+    };
+    for (const char* instance : {"spans_2", "spans_4", "spans_5"}) {
+      t.context().force("layer_norm_backward", instance);
+      t.context().force("layer_norm_forward", instance);
+      for (int64_t shift = 0; shift < 4; ++shift) {
+        for (int64_t gap : {4 - cols % 4, 7 - cols % 4}) {  // rows a multiple of 16 bytes apart, and not
+          const auto what = fmt::format("{}, {} columns, shift {}, gap {}", instance, cols, shift, gap);
+          const Tensor far_x = t.put_strided(t.x, cols + gap, shift, keep);
+          const Tensor far_dy = t.put_strided(t.dy, cols + 6, 3 - shift, keep);
+          const Tensor far_residual = t.put_strided(t.dresidual, cols + 5, (shift + 2) % 4, keep);
+          layer_norm_backward(t.context(), far_dy, far_x, gamma, mean, rstd, far_residual, false, dx, dgamma, dbeta);
+          const std::vector<float> want_dx = t.get(dx), want_dgamma = t.get(dgamma);
+          EXPECT_TRUE(near(want_dx, aligned_dx)) << what;
+          EXPECT_TRUE(near(want_dgamma, aligned_dgamma)) << what;
+          layer_norm_backward(t.context(), far_dy, far_x, gamma, mean, rstd, far_residual, false, far_dy, dgamma,
+                              dbeta);
+          EXPECT_EQ(t.get(far_dy), want_dx) << "dx is dy, " << what;
+          EXPECT_EQ(t.get(dgamma), want_dgamma) << what;
+          const Tensor again_dy = t.put_strided(t.dy, cols + 6, 3 - shift, keep);
+          layer_norm_backward(t.context(), again_dy, far_x, gamma, mean, rstd, far_residual, false, far_residual,
+                              dgamma, dbeta);
+          EXPECT_EQ(t.get(far_residual), want_dx) << "dx is dresidual, " << what;
+          layer_norm_forward(t.context(), far_x, gamma, beta, kEps, dx, {}, {});
+          EXPECT_TRUE(near(t.get(dx), f.y)) << what;
+          const std::vector<float> want = t.get(dx);
+          layer_norm_forward(t.context(), far_x, gamma, beta, kEps, far_x, {}, {});
+          EXPECT_EQ(t.get(far_x), want) << "y is x, " << what;
+        }
       }
     }
   }
