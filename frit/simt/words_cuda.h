@@ -62,8 +62,8 @@ class Global {
   // Also on the host: nvcc accepts a host's call of a device function in a template, and makes exit(1) of it.
   __host__ __device__ explicit operator bool() const { return p_ != nullptr; }
   __host__ __device__ Global operator+(int64_t elements) const { return Global(p_ + elements); }
-  FRIT_DEVICE uint64_t address() const { return reinterpret_cast<uint64_t>(p_); }
-  FRIT_DEVICE T* raw() const { return p_; }
+  __host__ __device__ uint64_t address() const { return reinterpret_cast<uint64_t>(p_); }
+  __host__ __device__ T* raw() const { return p_; }
 
  private:
   T* p_ = nullptr;

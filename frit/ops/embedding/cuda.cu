@@ -126,7 +126,9 @@ struct Lookup {
 // A warp takes kTokens neighbouring tokens: it finds their rows at once, a token a lane, then writes one row after the
 // other; a lane has kVectors vectors of it at a time. kAligned: all rows are whole aligned vectors.
 template <typename T, int kVectors, bool kAligned>
-FRIT_KERNEL(kThreads, (kVectors <= 2 ? 4 : 3) - (kAligned ? 0 : 1))
+FRIT_KERNEL(kThreads, kAligned                          ? (kVectors <= 2 ? 4 : 3)
+                      : kVectors <= 2 && sizeof(T) == 2 ? 3
+                                                        : 2)
 embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
   wait_for_previous();
   constexpr int kN = kVecOf<T>, kTokens = static_cast<int>(kEmbeddingTokens);
@@ -417,18 +419,20 @@ FRIT_DEVICE void sum_run(const Sums<T, O>& a, int32_t tokens, int count, int fir
   }
 }
 
+constexpr int kRowThreads = 128, kRowWarps = kRowThreads / kWarpSize;  // few, for 102 registers
+
 // The first warps take a piece of kEmbeddingPiece tokens each, of which they sum what belongs to long runs; the others
 // a token each: that of the first of a run sums the run and writes its row, unless it is long. A run is long if it has
 // more tokens than a piece: then at most two of them meet in a piece, one that goes on from the piece before and one
 // that begins.
 template <typename T, typename O, bool kAligned>
-FRIT_KERNEL(kThreads, kAligned ? 3 : 2)
+FRIT_KERNEL(kRowThreads, 5)
 embedding_backward_rows_kernel(Sums<T, O> a) {
   wait_for_previous();
   constexpr int kN = kVecOf<T>, kOut = kVecOf<O>, kVectors = 2;
   constexpr int kPiece = static_cast<int>(kEmbeddingPiece);
   static_assert(kPiece < kWarpSize - 1, "a warp sees a run's tokens at once, and the one before");
-  const int64_t item = block_index() * kWarps + warp(), at = item - a.pieces;
+  const int64_t item = block_index() * kRowWarps + warp(), at = item - a.pieces;
   if (at >= a.tokens) return;
   if (at < 0) {
     const int begin = static_cast<int>(item) * kPiece, counted = load(a.starts, a.count);
@@ -615,7 +619,7 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
                          dropout};
       launch(context, "embedding_backward_rows_kernel",
              aligned ? embedding_backward_rows_kernel<T, O, true> : embedding_backward_rows_kernel<T, O, false>,
-             {(pieces + tokens + kWarps - 1) / kWarps, kThreads}, a);
+             {(pieces + tokens + kRowWarps - 1) / kRowWarps, kRowThreads}, a);
       launch(context, "embedding_backward_finish_kernel", embedding_backward_finish_kernel<T, O>,
              {(pieces + kFinishPieces - 1) / kFinishPieces * ((columns + kFinishColumns - 1) / kFinishColumns),
               kThreads, kWarps * kFinishColumns * static_cast<int64_t>(sizeof(float))},
