@@ -142,7 +142,8 @@ struct ColumnPlace {
   int64_t piece = 0;
   int64_t column =
       0;  // first of its columns; may be negative, and its last past the end: load_span and store_span mask
-  // Where the walk folds: the first column's place in the tensor, and how many of the vector's columns are of that row.
+  // Where the walk folds: the first column's place in the tensor, and how many columns that row has
+  // from there on, at most one more than a vector.
   int fold_row = 0, fold_column = 0, first_part = 0;
   uint32_t drawn_row = 0, drawn_group = 0;  // see keep_rows
   int64_t limit = 0;                        // columns from here on do not exist in a row that is not whole
@@ -168,15 +169,15 @@ FRIT_DEVICE ColumnPlace column_place(const ColumnWalk& walk, const Global<T>& fi
     const uint32_t row = walk.by_columns(column);
     at.fold_row = static_cast<int>(row), at.fold_column = static_cast<int>(column - row * columns);
     at.first_part = static_cast<int>(columns) - at.fold_column;
-    if (at.first_part > N) at.first_part = N;
+    if (at.first_part > N + 1) at.first_part = N + 1;
     if constexpr (N == 8) {
       // What no neighbour has (see keep_rows): lanes below 8 draw what would be lane 32's first group, the others the
       // group between a row's last and the next one's first, of one lane at most, since rows have 256 columns or more.
       const uint32_t group = column - row * columns >> 3, part = static_cast<uint32_t>(at.first_part);
-      const bool wraps = part < 8;
-      const uint32_t lanes = ballot(wraps && part > 8 - (static_cast<uint32_t>(at.fold_column) & 7));
+      const bool ends = part <= 8;  // then the neighbour begins in the next row
+      const uint32_t lanes = ballot(ends && part > 8 - (static_cast<uint32_t>(at.fold_column) & 7));
       const int between = lanes ? find_first_set(lanes) - 1 : 0;
-      const uint32_t end_row = shuffle(wraps ? row + 1 : row, 31), end_group = shuffle(wraps ? 0 : group + 1, 31);
+      const uint32_t end_row = shuffle(ends ? row + 1 : row, 31), end_group = shuffle(ends ? 0 : group + 1, 31);
       const uint32_t between_row = shuffle(row, between), between_group = shuffle(group + 1, between);
       at.drawn_row = lane() < 8 ? end_row : between_row, at.drawn_group = lane() < 8 ? end_group : between_group;
     }
@@ -261,7 +262,7 @@ FRIT_DEVICE uint32_t keep_rows(const ColumnWalk& walk, const ColumnPlace& at, co
   if constexpr (whole && N == 8) {
     const uint32_t group = static_cast<uint32_t>(at.fold_column) / 8;
     const int first = at.fold_column % 8;  // the vector begins there in its group
-    const bool wraps = at.first_part < 8, between = wraps && at.first_part > 8 - first;
+    const bool ends = at.first_part <= 8, between = ends && at.first_part > 8 - first;
     FRIT_UNROLL_BY(1)
     for (int u = 0; u < unroll; ++u)
       keeps |= dropout_keep_group(dropout, row + static_cast<uint32_t>(u) * apart, group) << (u * 8);
@@ -277,7 +278,7 @@ FRIT_DEVICE uint32_t keep_rows(const ColumnWalk& walk, const ColumnPlace& at, co
     uint32_t next = shuffle_down(keeps, 1);
     if (lane() == 31) next = beyond;
     // Bits [0, 8 - first) are the first group's, [first_part, 8) or what is left the next one's, in each byte.
-    const int second = wraps ? at.first_part : 8 - first;
+    const int second = ends ? at.first_part : 8 - first;
     const auto bytes = [](uint32_t bits) { return (bits & 0xffu) * 0x01010101u; };
     const uint32_t low = bytes(0xffu >> first), high = bytes(0xffu << second);
     uint32_t all = (keeps >> first & low & ~high) | (next << second & high);
