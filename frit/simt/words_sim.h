@@ -313,6 +313,14 @@ FRIT_DEVICE uint32_t pack2(float16, float low, float high) {
   return float16(low).bits | static_cast<uint32_t>(float16(high).bits) << 16;
 }
 template <typename T>
+FRIT_DEVICE uint32_t max2(T, uint32_t a, uint32_t b) {
+  const auto larger = [](uint32_t p, uint32_t q) {
+    const T x = T::from_bits(static_cast<uint16_t>(p)), y = T::from_bits(static_cast<uint16_t>(q));
+    return uint32_t{std::fmax(static_cast<float>(x), static_cast<float>(y)) == static_cast<float>(x) ? x.bits : y.bits};
+  };
+  return larger(a, b) | larger(a >> 16, b >> 16) << 16;
+}
+template <typename T>
 FRIT_DEVICE T convert(float x) {
   return T(x);
 }

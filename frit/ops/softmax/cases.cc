@@ -40,6 +40,7 @@ std::vector<std::string> instances_of(const Problem& p) {
   if (vectors <= 64) names.push_back("row_per_warp");
   if (vectors <= 80) names.push_back("row_per_16_lanes");
   if (vectors <= kWarpVectors) names.insert(names.end(), {"long_row_per_warp", "long_row_exponentials_twice"});
+  if (vectors <= 320) names.push_back("row_per_2_warps");
   return names;
 }
 // Stated where the rows' lengths do not decide what is read, and a row fits registers.
@@ -299,7 +300,11 @@ std::vector<OpCase> softmax_cases() {
              .stored = stored});
         cases.back().inputs[0].fill = fill_repeated(fill_normal(0, 3));
         cases.back().incoming_fill = fill_repeated(fill_normal());
-        cases.back().benchmark = true, cases.back().test = false, cases.back().where = Where::kGpu;
+        OpCase& c = cases.back();
+        c.benchmark = true, c.test = false, c.where = Where::kGpu;
+        if (!stored)
+          c.forward_instances = c.backward_instances =
+              instances_of({.cols = cols, .dtype = DType::kBF16, .y_dtype = DType::kBF16});
       }
   return cases;
 }

@@ -28,11 +28,21 @@ softmax_forward_rows_kernel(SoftmaxShape s, Global<const T> x, Global<const int3
   const uint32_t head = static_cast<uint32_t>(at.row) / s.rows_per_head;
   const uint32_t dropout_row = s.first_row + static_cast<uint32_t>(at.row) - head * s.rows_per_head;
   constexpr bool words = G <= 32;
+  // A row that begins at a multiple of 16 bytes needs no bits: the random numbers wait for the end as they are.
+  constexpr bool raw = instance == kRowPerWarp && N == 8 && !stored;
+  const bool as_is = raw && drop && at.shift == 0;
+  PhiloxBlock random[raw ? V : 1];
+  if (as_is) {
+    FRIT_UNROLL
+    for (int i = 0; i < (raw ? V : 1); ++i)
+      random[i] = philox(s.dropout.key, static_cast<uint32_t>(i * G + at.lane), dropout_row,
+                         head | s.dropout.stream << 16, s.dropout.site);
+  }
   uint32_t keep_words[words ? (V * N + 31) / 32 : 1];
   if constexpr (words) {
     FRIT_UNROLL
     for (uint32_t& word : keep_words) word = kFullMask;
-    if (drop) softmax_keep<N, G, V>(s.dropout, dropout_row, head, at, keep_words);
+    if (drop && !as_is) softmax_keep<N, G, V>(s.dropout, dropout_row, head, at, keep_words);
   }
   const auto keep_of = [&](int i, int chunk) -> uint32_t {
     if constexpr (words)
@@ -61,10 +71,21 @@ softmax_forward_rows_kernel(SoftmaxShape s, Global<const T> x, Global<const int3
 
   // The largest; where nothing loops, in x's own units.
   float top = -INFINITY;
+  if constexpr (!loops && sizeof(T) == 2) {
+    uint32_t tops = pack2(T(), -INFINITY, -INFINITY);
+    FRIT_UNROLL
+    for (int i = 0; i < V; ++i) {
+      if (i * G >= at.visible_chunks) continue;
+      FRIT_UNROLL
+      for (int k = 0; k < N / 2; ++k) tops = max2(T(), tops, v[i].pairs[k]);
+    }
+    top =
+        fmaxf(widen(T::from_bits(static_cast<uint16_t>(tops))), widen(T::from_bits(static_cast<uint16_t>(tops >> 16))));
+  }
   float e[twice ? 1 : V][N];
   FRIT_UNROLL
   for (int i = 0; i < V; ++i) {
-    if (i * G >= at.visible_chunks) continue;
+    if (i * G >= at.visible_chunks || (!loops && sizeof(T) == 2)) continue;
     if constexpr (loops) scores(v[i], i * G + at.lane, e[i]);
     FRIT_UNROLL
     for (int k = 0; k < N; ++k) top = fmaxf(top, loops ? e[i][k] : widen(static_cast<T>(v[i][k])));
@@ -114,6 +135,18 @@ softmax_forward_rows_kernel(SoftmaxShape s, Global<const T> x, Global<const int3
 
   const auto write = [&](int i, int chunk, const float* exponential, bool visible) {
     Vec<float, N> out{};
+    if constexpr (raw) {
+      if (as_is && visible) {
+        const uint32_t high = s.dropout.threshold() << 16;
+        FRIT_UNROLL
+        for (int k = 0; k < N; ++k) {
+          const uint32_t pair = random[i].v[k / 2];
+          out[k] = exponential[k] * ((k % 2 ? pair : pair << 16) >= high ? kept : 0.0f);
+        }
+        softmax_store<N>(y_row, column(chunk), at.cols, y_vectors, from_float<TY>(out));
+        return;
+      }
+    }
     const uint32_t bits = visible ? keep_of(i, chunk) : 0;
     if (visible) {
       FRIT_UNROLL

@@ -20,19 +20,16 @@ struct SoftmaxShape {
 };
 
 // The instances, by name; several are instances of one kernel. `any` takes any length, masks and two dtypes.
-constexpr const char* kSoftmaxInstances[] = {"row_per_8_lanes",
-                                             "row_per_16_lanes",
-                                             "row_per_warp",
-                                             "long_row_per_warp",
-                                             "long_row_exponentials_twice",
-                                             "row_per_block",
-                                             "any"};
+constexpr const char* kSoftmaxInstances[] = {
+    "row_per_8_lanes", "row_per_16_lanes", "row_per_warp", "long_row_per_warp", "long_row_exponentials_twice",
+    "row_per_2_warps", "row_per_block",    "any"};
 enum SoftmaxInstance {
   kRowPer8Lanes,
   kRowPer16Lanes,
   kRowPerWarp,
   kLongRowPerWarp,
   kLongRowTwice,  // exponentials are made again rather than kept: fewer registers, more warps at a time
+  kRowPer2Warps,
   kRowPerBlock,
   kAny
 };
@@ -40,22 +37,22 @@ constexpr int kSoftmaxThreads = 128, kSoftmaxBlockThreads = 256;
 
 // Threads a row and vectors a thread keeps.
 constexpr int softmax_lanes(int instance) {
-  constexpr int lanes[] = {8, 16, 32, 32, 32, kSoftmaxBlockThreads, 32};
+  constexpr int lanes[] = {8, 16, 32, 32, 32, 64, kSoftmaxBlockThreads, 32};
   return lanes[instance];
 }
 constexpr int softmax_vectors(int instance) {
-  constexpr int vectors[] = {2, 5, 2, 9, 9, 4, 2};
+  constexpr int vectors[] = {2, 5, 2, 9, 9, 5, 4, 2};
   return vectors[instance];
 }
 constexpr bool softmax_loops(int instance) {
   return instance == kRowPerBlock || instance == kAny;
 }
 constexpr int softmax_threads(int instance) {
-  return instance == kRowPerBlock ? kSoftmaxBlockThreads : kSoftmaxThreads;
+  return instance == kRowPerBlock ? kSoftmaxBlockThreads : instance == kRowPer2Warps ? 64 : kSoftmaxThreads;
 }
 // Blocks a multiprocessor should hold at least, which bounds registers.
 constexpr int softmax_blocks(int instance, bool backward) {
-  constexpr int forward_blocks[] = {10, 6, 10, 4, 6, 3, 6}, backward_blocks[] = {8, 5, 8, 3, 4, 2, 5};
+  constexpr int forward_blocks[] = {10, 6, 9, 4, 6, 14, 3, 6}, backward_blocks[] = {8, 5, 8, 3, 4, 10, 2, 5};
   return backward ? backward_blocks[instance] : forward_blocks[instance];
 }
 
@@ -75,6 +72,8 @@ void for_softmax_instance(int instance, F&& f) {
       return f(softmax_constant<kLongRowPerWarp>());
     case kLongRowTwice:
       return f(softmax_constant<kLongRowTwice>());
+    case kRowPer2Warps:
+      return f(softmax_constant<kRowPer2Warps>());
     case kRowPerBlock:
       return f(softmax_constant<kRowPerBlock>());
     default:
@@ -125,7 +124,7 @@ inline SoftmaxShape softmax_shape(const Tensor& x, const SoftmaxArgs& args, cons
 // The launch of an instance over all rows.
 inline Launch softmax_launch(int instance, int64_t rows) {
   const int threads = softmax_threads(instance), at_a_time = threads / softmax_lanes(instance);
-  return {(rows + at_a_time - 1) / at_a_time, threads, instance == kRowPerBlock ? 64 * 4 : 0};
+  return {(rows + at_a_time - 1) / at_a_time, threads, softmax_lanes(instance) > 32 ? 64 * 4 : 0};
 }
 
 namespace simt {
