@@ -96,7 +96,7 @@ FRIT_DEVICE float slope(float x) {
 }
 
 template <typename T>
-FRIT_KERNEL(kThreads, 3)
+FRIT_KERNEL(kThreads, 2)
 bias_activation_dropout_forward_columns_kernel(ColumnWalk walk, bool vectors, Global<const T> x, Global<const T> bias,
                                                Activation activation, DropoutTable dropout, Global<T> y,
                                                int64_t y_stride) {

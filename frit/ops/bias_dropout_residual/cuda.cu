@@ -38,7 +38,7 @@ FRIT_DEVICE uint32_t load_keep(const Global<const uint8_t>& mask, int64_t row, i
 }
 
 template <typename T, Keep form>
-FRIT_KERNEL(kThreads, 3)
+FRIT_KERNEL(kThreads, 2)
 bias_dropout_residual_forward_columns_kernel(ColumnWalk walk, bool vectors, Global<const T> x, Global<const T> bias,
                                              Global<const T> residual, int64_t residual_stride, DropoutTable dropout,
                                              Global<T> y, int64_t y_stride, Global<uint8_t> mask) {
