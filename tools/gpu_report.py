@@ -69,7 +69,9 @@ def peer_row(row):
         return "adam", "193 tensors 209911808"
     if op == "optimizer" and "stochastic" in case:
         return "adam_16bit", "193 tensors 209911808"
-    if op == "attention":
+    if op == "attention":  # PyTorch's rows have dropout 0.1 and as many keys as queries
+        if "drop0.1" not in parts or parts[0][1:] != parts[1][1:]:
+            return None
         shape = {"q32sequences,4096tokens": "32x8x128x64", "q128sequences,4096tokens": "128x8x32x64"}.get(parts[0])
         return (("attention_causal " if "causal" in parts else "attention ") + direction, shape) if shape and "N8D64" in parts else None
     return None
