@@ -52,7 +52,7 @@ constexpr int softmax_threads(int instance) {
 }
 // Blocks a multiprocessor should hold at least, which bounds registers.
 constexpr int softmax_blocks(int instance, bool backward) {
-  constexpr int forward_blocks[] = {10, 6, 9, 4, 6, 14, 3, 6}, backward_blocks[] = {8, 5, 8, 3, 4, 10, 2, 5};
+  constexpr int forward_blocks[] = {10, 6, 9, 4, 6, 12, 3, 6}, backward_blocks[] = {8, 5, 8, 3, 4, 10, 2, 5};
   return backward ? backward_blocks[instance] : forward_blocks[instance];
 }
 
