@@ -23,12 +23,16 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
+mkdir -p "$results"
+if ! nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader >"$results/gpu.txt" 2>/dev/null; then
+  echo "gpu_check: nvidia-smi finds no NVIDIA GPU here" >&2
+  exit 1
+fi
+cat "$results/gpu.txt"
 if [ -z "$programs" ]; then
   tools/install_deps.sh && tools/install_deps.sh --cuda && cmake --preset cuda && cmake --build --preset cuda --target gpu_programs || exit 1
   programs=build/cuda
 fi
-mkdir -p "$results"
-nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$results/gpu.txt" || { echo "gpu_check: no NVIDIA GPU here" >&2; exit 1; }
 status=0
 step() {  # name, command...: runs it, keeps the log, remembers a failure
   local name=$1 begin=$SECONDS
