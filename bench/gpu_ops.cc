@@ -151,7 +151,8 @@ class Bench {
     Context context(pool, memory, &gpu_);
     std::map<std::string, std::string> keys;
     context.observe_keys(&keys);
-    CaseRun run(c, context, moved < 2 * kColdBytes ? std::max(sets, 2) : 1);  // what is that large leaves the cache by itself
+    CaseRun run(c, context,
+                moved < 2 * kColdBytes ? std::max(sets, 2) : 1);  // what is that large leaves the cache by itself
     const auto direction = [&](bool backward) {
       const Budget& budget = backward ? c.backward_budget : c.forward_budget;
       const std::vector<std::string>& instances = backward ? c.backward_instances : c.forward_instances;
@@ -244,7 +245,11 @@ int run(int argc, char** argv) {
   const std::unique_ptr<Gpu> gpu = make_gpu();
   Bench bench(*gpu, o);
   if (!o.errors.empty()) bench.errors();
-  if (!o.out.empty() || o.errors.empty()) bench.run();
+  if (!o.out.empty() || o.errors.empty()) {
+    if (!built_with_cuda())
+      fail("this build has the simulator, which has no clock: build the cuda preset (docs/building.md)");
+    bench.run();
+  }
   return bench.failures() ? 1 : 0;
 }
 

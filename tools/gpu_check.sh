@@ -19,7 +19,7 @@ while [ $# -gt 0 ]; do
     --seconds) seconds=$2; shift ;;
     --no-torch) torch= ;;
     --no-sanitizer) sanitizer= ;;
-    *) sed -n 's/^# \{0,1\}//p' "$0" | sed -n 1,12p; exit 2 ;;
+    *) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2 ;;
   esac
   shift
 done
