@@ -5,9 +5,49 @@
 #include <string>
 #include <vector>
 
+#include "frit/backend/tuning.h"
 #include "frit/core/device_memory.h"
 
 namespace frit {
+
+// One product as the GPU's library takes it, row-major: c = op(a) * op(b) [+ bias] [+ c], summed in fp32.
+struct GpuProduct {
+  const void *a = nullptr, *b = nullptr;
+  void* c = nullptr;
+  const void* bias = nullptr;                                                  // [n], optional
+  DType dtype = DType::kF32, c_dtype = DType::kF32, bias_dtype = DType::kF32;  // dtype: of a and b
+  int64_t m = 0, n = 0, k = 0, batch = 1;
+  int64_t a_stride = 0, b_stride = 0, c_stride = 0;  // elements between stored rows
+  int64_t a_step = 0, b_step = 0, c_step = 0;        // elements between the matrices of a batch
+  bool transpose_a = false, transpose_b = false, accumulate = false;
+};
+
+// Work that was recorded, to be run again and again without the calls that made it.
+class GpuGraph {
+ public:
+  virtual ~GpuGraph() = default;
+  // Puts the work on the stream. Errors: frit::Error.
+  virtual void launch() = 0;
+};
+
+// A point on the stream.
+class GpuEvent {
+ public:
+  virtual ~GpuEvent() = default;
+  virtual void record() = 0;
+  // True once all work before the last record() is done (or nothing was recorded). Never waits. Errors: frit::Error if
+  // the work failed.
+  virtual bool done() = 0;
+  // Device time from `earlier` to this; both done. 0 in the simulator, which has no clock.
+  virtual double milliseconds_since(const GpuEvent& earlier) const = 0;
+};
+
+// Host memory that the GPU copies from and to without a detour: what the asynchronous copies take.
+struct FreePinned {
+  class Gpu* gpu = nullptr;
+  void operator()(char* p) const;
+};
+using PinnedBlock = std::unique_ptr<char, FreePinned>;
 
 class Gpu : public DeviceMemory {
  public:
@@ -25,10 +65,48 @@ class Gpu : public DeviceMemory {
   // Kernels launched since the Gpu was made.
   int64_t launches() const { return launches_; }
 
+  // Copies and fills that return at once and take their turn on the stream. The host's side is pinned memory, and stays
+  // as it is until an event behind the copy is done.
+  virtual void upload_async(void* device, const void* pinned, size_t bytes) = 0;
+  virtual void download_async(void* pinned, const void* device, size_t bytes) = 0;
+  virtual void fill_async(void* device, unsigned char byte, size_t bytes) = 0;
+  // Errors: frit::Error if there is no memory.
+  PinnedBlock allocate_pinned(size_t bytes) { return PinnedBlock(static_cast<char*>(allocate_host(bytes)), {this}); }
+  virtual std::unique_ptr<GpuEvent> make_event() = 0;
+
+  // Records what work() puts on the stream, instead of running it. Errors: frit::Error; what work() throws.
+  virtual std::unique_ptr<GpuGraph> record(const std::function<void()>& work) = 0;
+  // Runs work() again to change a recorded graph: kernels and library calls must come in the same order, kernels may
+  // have other grids and arguments. What is on the stream already is not touched. False if work() does anything else:
+  // the graph is then of no use any more.
+  virtual bool rerecord(GpuGraph& graph, const std::function<void()>& work) = 0;
+
+  // Puts one product on the stream, by the algorithm that tune_products() found for its shape, or else by the library's
+  // first proposal. `scratch` of the library is the Gpu's own. Deterministic. Errors: frit::Error naming the shape if
+  // the library refuses.
+  virtual void product(const GpuProduct& product) = 0;
+  // While an operator plans: notes that such a product will come (addresses do not count).
+  virtual void note_product(const GpuProduct& product) = 0;
+  // Times the library's proposals for every noted product that `tuning` does not know, and adds what it found. Later
+  // products use `tuning`, which must outlive the Gpu's use. Returns how many shapes were timed. In the simulator: 0.
+  virtual int tune_products(Tuning& tuning) = 0;
+
+  // Bytes that the Gpu itself and its libraries hold: scratch of products. bytes_free: of the device now; the simulator
+  // has no limit and says 0.
+  virtual size_t library_bytes() const = 0;
+  virtual size_t bytes_free() const = 0;
+
  protected:
   friend struct Launcher;
+  friend struct FreePinned;
+  virtual void* allocate_host(size_t bytes) = 0;
+  virtual void release_host(void* p) noexcept = 0;
   int64_t launches_ = 0;
 };
+
+inline void FreePinned::operator()(char* p) const {
+  gpu->release_host(p);
+}
 
 // The GPU of this build: number `index` of the machine's NVIDIA GPUs, or the simulator in a build without CUDA.
 // Errors: frit::Error if there is no such GPU.

@@ -2,6 +2,9 @@
 #pragma once
 #include "frit/backend/context.h"
 #include "frit/simt/simt.h"
+#ifdef __CUDACC__
+#include "frit/backend/cuda/runtime.h"
+#endif
 
 namespace frit {
 
@@ -77,26 +80,16 @@ int choose_instance(Context& context, const char* op, std::string_view key, cons
 template <typename... P, typename... A>
 void launch(Context& context, const char* name, void (*kernel)(P...), const Launch& shape, A&&... arguments) {
   if (shape.blocks == 0 || context.planning()) return;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
-  config.stream = static_cast<cudaStream_t>(context.gpu().stream());
-  cudaLaunchAttribute overlap = {};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
-  const auto check = [&](cudaError_t error) {
-    if (error != cudaSuccess)
-      fail("[{}] cannot launch {} blocks of {} threads with {} bytes of shared memory on {}: {}", name, shape.blocks,
-           shape.threads, shape.shared_bytes, context.gpu().name(), cudaGetErrorString(error));
-  };
-  if (shape.blocks > 0x7fffffff) check(cudaErrorInvalidConfiguration);
-  if (shape.shared_bytes > 48 * 1024)
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shape.shared_bytes)));
-  check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...));
+  std::tuple<P...> values(static_cast<P>(arguments)...);
+  const size_t sizes[] = {sizeof(P)...};
+  std::apply(
+      [&](P&... value) {
+        void* pointers[] = {const_cast<void*>(static_cast<const void*>(&value))...};
+        static_cast<cuda::CudaGpu&>(context.gpu())
+            .launch({name, reinterpret_cast<const void*>(kernel), shape.blocks, shape.threads, shape.shared_bytes,
+                     pointers, sizes, static_cast<int>(sizeof...(P))});
+      },
+      values);
   Launcher::count(context.gpu());
 }
 #else
@@ -106,12 +99,14 @@ void launch(Context& context, const char* name, void (*kernel)(P...), const Laun
   struct Call {
     void (*kernel)(P...);
     std::tuple<P...> arguments;
-  } call{kernel, {static_cast<P>(arguments)...}};
+  };
   const auto run = [](const void* p) {
     const Call& c = *static_cast<const Call*>(p);
     std::apply(c.kernel, c.arguments);
   };
-  static_cast<sim::SimGpu&>(context.gpu()).launch(name, shape.blocks, shape.threads, shape.shared_bytes, {run, &call});
+  static_cast<sim::SimGpu&>(context.gpu())
+      .launch(name, shape.blocks, shape.threads, shape.shared_bytes,
+              {run, std::make_shared<const Call>(Call{kernel, {static_cast<P>(arguments)...}})});
   Launcher::count(context.gpu());
 }
 #endif

@@ -1,107 +1,292 @@
-// The NVIDIA GPU behind frit/backend/gpu.h: device, stream, memory.
-#include <cuda_runtime_api.h>
+// Device, stream, memory, launches and graphs of an NVIDIA GPU.
+#include <cstring>
+#include <limits>
 
-#include "frit/backend/gpu.h"
+#include "frit/backend/cuda/products.h"
+#include "frit/backend/cuda/runtime.h"
 
 namespace frit {
-namespace {
+namespace cuda {
 
 void check(cudaError_t error, const char* what, const std::string& gpu) {
   if (error != cudaSuccess) fail("[cuda] {} failed on {}: {}", what, gpu, cudaGetErrorString(error));
 }
 
-class CudaGpu : public Gpu {
+uint64_t identity_of(const void* bytes, size_t count, uint64_t hash) {
+  for (size_t i = 0; i < count; ++i) hash = (hash ^ static_cast<const unsigned char*>(bytes)[i]) * 1099511628211u;
+  return hash | 1;  // never 0, which says "a kernel"
+}
+
+namespace {
+
+class Event : public GpuEvent {
  public:
-  explicit CudaGpu(int index) : index_(index) {
-    int count = 0;
-    const cudaError_t found = cudaGetDeviceCount(&count);
-    if (found != cudaSuccess) fail("[cuda] no GPU can be used: {}", cudaGetErrorString(found));
-    if (index < 0 || index >= count) fail("[cuda] there is no GPU {}, the machine has {}", index, count);
-    check(cudaSetDevice(index), "cudaSetDevice", fmt::format("GPU {}", index));
-    check(cudaGetDeviceProperties(&properties_, index), "cudaGetDeviceProperties", fmt::format("GPU {}", index));
-    name_ = properties_.name;
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate", name_);
+  Event(cudaStream_t stream, const std::string& gpu) : stream_(stream), gpu_(gpu) {
+    check(cudaEventCreate(&event_), "creating an event", gpu_);
   }
-  ~CudaGpu() override { cudaStreamDestroy(stream_); }
-
-  Device device() const override { return Device::kCuda; }
-  std::string name() const override { return name_; }
-  int multiprocessors() const override { return properties_.multiProcessorCount; }
-  int64_t shared_bytes_limit() const override { return static_cast<int64_t>(properties_.sharedMemPerBlockOptin); }
-  void* stream() const override { return stream_; }
-  void synchronize() override { check(cudaStreamSynchronize(stream_), "waiting", name_); }
-
-  void* allocate(size_t bytes) override {
-    void* p = nullptr;
-    if (cudaMalloc(&p, bytes) != cudaSuccess) {
-      cudaGetLastError();  // it is reported here, and must not show up at the next call
-      size_t free_bytes = 0, total = 0;
-      cudaMemGetInfo(&free_bytes, &total);
-      fail("[cuda] {} has no room for {} bytes ({} of {} are free)", name_, bytes, free_bytes, total);
-    }
-    return p;
+  ~Event() override { cudaEventDestroy(event_); }
+  void record() override { check(cudaEventRecord(event_, stream_), "recording an event", gpu_); }
+  bool done() override {
+    const cudaError_t error = cudaEventQuery(event_);
+    if (error == cudaErrorNotReady) return false;
+    check(error, "the work on the stream", gpu_);
+    return true;
   }
-  void release(void* p) noexcept override { cudaFree(p); }
-  void upload(void* device, const void* host, size_t bytes) override {
-    check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "copying to the GPU", name_);
-    synchronize();
-  }
-  void download(void* host, const void* device, size_t bytes) override {
-    check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the GPU", name_);
-    synchronize();
-  }
-  void fill(void* device, unsigned char byte, size_t bytes) override {
-    check(cudaMemsetAsync(device, byte, bytes, stream_), "filling", name_);
-    synchronize();
-  }
-
-  std::vector<double> time_graph(const std::function<void()>& work, int replays) override {
-    work();  // loads modules, sets attributes
-    synchronize();
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "beginning to capture", name_);
-    try {
-      work();
-    } catch (...) {
-      cudaStreamEndCapture(stream_, &graph);
-      if (graph) cudaGraphDestroy(graph);
-      throw;
-    }
-    check(cudaStreamEndCapture(stream_, &graph), "capturing", name_);
-    const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
-    cudaGraphDestroy(graph);
-    check(error, "instantiating a graph", name_);
-    cudaEvent_t begin, end;
-    check(cudaEventCreate(&begin), "creating an event", name_);
-    check(cudaEventCreate(&end), "creating an event", name_);
-    std::vector<double> times;
-    for (int i = 0; i < replays + 2; ++i) {  // the first two warm up
-      check(cudaEventRecord(begin, stream_), "recording an event", name_);
-      check(cudaGraphLaunch(executable, stream_), "launching a graph", name_);
-      check(cudaEventRecord(end, stream_), "recording an event", name_);
-      synchronize();
-      float ms = 0;
-      check(cudaEventElapsedTime(&ms, begin, end), "reading an event", name_);
-      if (i >= 2) times.push_back(1e3 * ms);
-    }
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    cudaGraphExecDestroy(executable);
-    return times;
+  double milliseconds_since(const GpuEvent& earlier) const override {
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, static_cast<const Event&>(earlier).event_, event_), "reading an event", gpu_);
+    return ms;
   }
 
  private:
-  int index_;
-  cudaDeviceProp properties_ = {};
-  std::string name_;
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t stream_;
+  const std::string gpu_;
+  cudaEvent_t event_ = nullptr;
+};
+
+// What tells one copy or fill from another.
+struct CopyIdentity {
+  uint64_t kind;
+  const void *to, *from;
+  uint64_t bytes;
 };
 
 }  // namespace
 
+struct CudaGpu::Graph : GpuGraph {
+  explicit Graph(CudaGpu& owner) : gpu(owner) {}
+  ~Graph() override {
+    if (executable) cudaGraphExecDestroy(executable);
+    if (graph) cudaGraphDestroy(graph);
+  }
+  void launch() override { check(cudaGraphLaunch(executable, gpu.stream_), "launching a graph", gpu.name_); }
+
+  CudaGpu& gpu;
+  cudaGraph_t graph = nullptr;  // its nodes name those of the executable
+  cudaGraphExec_t executable = nullptr;
+  std::vector<Recorded> calls;
+};
+
+CudaGpu::CudaGpu(int index) : index_(index) {
+  int count = 0;
+  const cudaError_t found = cudaGetDeviceCount(&count);
+  if (found != cudaSuccess) fail("[cuda] no GPU can be used: {}", cudaGetErrorString(found));
+  if (index < 0 || index >= count) fail("[cuda] there is no GPU {}, the machine has {}", index, count);
+  check(cudaSetDevice(index), "cudaSetDevice", fmt::format("GPU {}", index));
+  check(cudaGetDeviceProperties(&properties_, index), "cudaGetDeviceProperties", fmt::format("GPU {}", index));
+  name_ = properties_.name;
+  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate", name_);
+  products_ = std::make_unique<Products>(*this);
+}
+CudaGpu::~CudaGpu() {
+  products_.reset();
+  cudaStreamDestroy(stream_);
+}
+
+void CudaGpu::synchronize() {
+  check(cudaStreamSynchronize(stream_), "waiting", name_);
+}
+
+void* CudaGpu::allocate(size_t bytes) {
+  void* p = nullptr;
+  if (cudaMalloc(&p, bytes) != cudaSuccess) {
+    cudaGetLastError();  // it is reported here, and must not show up at the next call
+    size_t free_bytes = 0, total = 0;
+    cudaMemGetInfo(&free_bytes, &total);
+    fail("[cuda] {} has no room for {} bytes ({} of {} are free)", name_, bytes, free_bytes, total);
+  }
+  return p;
+}
+void CudaGpu::release(void* p) noexcept {
+  cudaFree(p);
+}
+void* CudaGpu::allocate_host(size_t bytes) {
+  void* p = nullptr;
+  check(cudaHostAlloc(&p, std::max<size_t>(bytes, 1), cudaHostAllocDefault), "allocating pinned memory", name_);
+  return p;
+}
+void CudaGpu::release_host(void* p) noexcept {
+  cudaFreeHost(p);
+}
+size_t CudaGpu::bytes_free() const {
+  size_t free_bytes = 0, total = 0;
+  check(cudaMemGetInfo(&free_bytes, &total), "asking for free memory", name_);
+  return free_bytes;
+}
+
+void CudaGpu::upload(void* device, const void* host, size_t bytes) {
+  check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "copying to the GPU", name_);
+  synchronize();
+}
+void CudaGpu::download(void* host, const void* device, size_t bytes) {
+  check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the GPU", name_);
+  synchronize();
+}
+void CudaGpu::fill(void* device, unsigned char byte, size_t bytes) {
+  check(cudaMemsetAsync(device, byte, bytes, stream_), "filling", name_);
+  synchronize();
+}
+
+bool CudaGpu::begin_call(uint64_t identity) {
+  if (mode_ == Mode::kRun) return true;
+  if (mode_ == Mode::kRecord) {
+    graph_->calls.emplace_back().identity = identity;
+    return true;
+  }
+  same_ = same_ && next_ < graph_->calls.size() && graph_->calls[next_].identity == identity;
+  ++next_;
+  return false;
+}
+
+void CudaGpu::upload_async(void* device, const void* pinned, size_t bytes) {
+  const CopyIdentity copy{1, device, pinned, bytes};
+  if (!begin_call(identity_of(&copy, sizeof(copy)))) return;
+  check(cudaMemcpyAsync(device, pinned, bytes, cudaMemcpyHostToDevice, stream_), "copying to the GPU", name_);
+}
+void CudaGpu::download_async(void* pinned, const void* device, size_t bytes) {
+  const CopyIdentity copy{2, pinned, device, bytes};
+  if (!begin_call(identity_of(&copy, sizeof(copy)))) return;
+  check(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the GPU", name_);
+}
+void CudaGpu::fill_async(void* device, unsigned char byte, size_t bytes) {
+  const CopyIdentity copy{uint64_t{3} << 8 | byte, device, nullptr, bytes};
+  if (!begin_call(identity_of(&copy, sizeof(copy)))) return;
+  check(cudaMemsetAsync(device, byte, bytes, stream_), "filling", name_);
+}
+std::unique_ptr<GpuEvent> CudaGpu::make_event() {
+  return std::make_unique<Event>(stream_, name_);
+}
+
+void CudaGpu::launch(const Kernel& k) {
+  const auto checked = [&](cudaError_t error) {
+    if (error != cudaSuccess)
+      fail("[{}] cannot launch {} blocks of {} threads with {} bytes of shared memory on {}: {}", k.name, k.blocks,
+           k.threads, k.shared_bytes, name_, cudaGetErrorString(error));
+  };
+  if (k.blocks > std::numeric_limits<int>::max()) checked(cudaErrorInvalidConfiguration);
+  if (k.shared_bytes > 48 * 1024)
+    checked(cudaFuncSetAttribute(k.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(k.shared_bytes)));
+  if (mode_ != Mode::kRerecord) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(k.blocks));
+    config.blockDim = dim3(static_cast<unsigned>(k.threads));
+    config.dynamicSmemBytes = static_cast<size_t>(k.shared_bytes);
+    config.stream = stream_;
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &overlap;
+    config.numAttrs = 1;
+    checked(cudaLaunchKernelExC(&config, k.function, k.arguments));
+  }
+  if (mode_ == Mode::kRun) return;
+
+  std::vector<char> arguments;
+  for (int i = 0; i < k.count; ++i) {
+    const char* from = static_cast<const char*>(k.arguments[i]);
+    arguments.insert(arguments.end(), from, from + k.sizes[i]);
+  }
+  if (mode_ == Mode::kRecord) {
+    cudaStreamCaptureStatus status;
+    const cudaGraphNode_t* last = nullptr;
+    size_t count = 0;
+    checked(cudaStreamGetCaptureInfo(stream_, &status, nullptr, nullptr, &last, nullptr, &count));
+    if (count != 1) fail("[{}] a recorded kernel leaves {} ends on the stream, expected 1", k.name, count);
+    graph_->calls.push_back({last[0], k.function, k.blocks, k.threads, k.shared_bytes, std::move(arguments), 0});
+    return;
+  }
+  Recorded* was = next_ < graph_->calls.size() ? &graph_->calls[next_] : nullptr;
+  ++next_;
+  same_ = same_ && was && was->identity == 0;
+  if (!same_) return;
+  if (was->kernel == k.function && was->blocks == k.blocks && was->threads == k.threads &&
+      was->shared_bytes == k.shared_bytes && was->arguments == arguments)
+    return;
+  cudaKernelNodeParams parameters = {};
+  parameters.func = const_cast<void*>(k.function);
+  parameters.gridDim = dim3(static_cast<unsigned>(k.blocks));
+  parameters.blockDim = dim3(static_cast<unsigned>(k.threads));
+  parameters.sharedMemBytes = static_cast<unsigned>(k.shared_bytes);
+  parameters.kernelParams = k.arguments;
+  if (cudaGraphExecKernelNodeSetParams(graph_->executable, was->node, &parameters) != cudaSuccess) {
+    cudaGetLastError();  // the graph cannot be changed like this: it is recorded anew
+    same_ = false;
+    return;
+  }
+  was->kernel = k.function, was->blocks = k.blocks, was->threads = k.threads, was->shared_bytes = k.shared_bytes;
+  was->arguments = std::move(arguments);
+}
+
+std::unique_ptr<GpuGraph> CudaGpu::record(const std::function<void()>& work) {
+  if (mode_ != Mode::kRun) fail("[cuda] a graph is being recorded on {} already", name_);
+  auto made = std::make_unique<Graph>(*this);
+  check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "beginning to capture", name_);
+  mode_ = Mode::kRecord, graph_ = made.get();
+  try {
+    work();
+  } catch (...) {
+    mode_ = Mode::kRun, graph_ = nullptr;
+    cudaStreamEndCapture(stream_, &made->graph);
+    throw;
+  }
+  mode_ = Mode::kRun, graph_ = nullptr;
+  check(cudaStreamEndCapture(stream_, &made->graph), "capturing", name_);
+  check(cudaGraphInstantiate(&made->executable, made->graph, 0), "instantiating a graph", name_);
+  check(cudaGraphUpload(made->executable, stream_), "uploading a graph", name_);
+  return made;
+}
+
+bool CudaGpu::rerecord(GpuGraph& graph, const std::function<void()>& work) {
+  if (mode_ != Mode::kRun) fail("[cuda] a graph is being recorded on {} already", name_);
+  mode_ = Mode::kRerecord, graph_ = &static_cast<Graph&>(graph), next_ = 0, same_ = true;
+  const auto end = [&] {
+    same_ = same_ && next_ == graph_->calls.size();
+    mode_ = Mode::kRun, graph_ = nullptr;
+  };
+  try {
+    work();
+  } catch (...) {
+    end();
+    throw;
+  }
+  end();
+  return same_;
+}
+
+std::vector<double> CudaGpu::time_graph(const std::function<void()>& work, int replays) {
+  work();  // loads modules, sets attributes
+  synchronize();
+  const std::unique_ptr<GpuGraph> graph = record(work);
+  Event begin(stream_, name_), end(stream_, name_);
+  std::vector<double> times;
+  for (int i = 0; i < replays + 2; ++i) {  // the first two warm up
+    begin.record();
+    graph->launch();
+    end.record();
+    synchronize();
+    if (i >= 2) times.push_back(1e3 * end.milliseconds_since(begin));
+  }
+  return times;
+}
+
+void CudaGpu::product(const GpuProduct& product) {
+  products_->run(product);
+}
+void CudaGpu::note_product(const GpuProduct& product) {
+  products_->note(product);
+}
+int CudaGpu::tune_products(Tuning& tuning) {
+  return products_->tune(tuning);
+}
+size_t CudaGpu::library_bytes() const {
+  return products_->scratch_bytes();
+}
+
+}  // namespace cuda
+
 std::unique_ptr<Gpu> make_gpu(int index) {
-  return std::make_unique<CudaGpu>(index);
+  return std::make_unique<cuda::CudaGpu>(index);
 }
 bool built_with_cuda() {
   return true;

@@ -142,14 +142,17 @@ void SimGpu::release(void* p) noexcept {
 }
 
 void SimGpu::upload(void* device, const void* host, size_t bytes) {
+  forbid_recording("upload");
   if (bytes == 0) return;
   std::memcpy(device, host, bytes);
   machine_->mark(device, bytes, true);
 }
 void SimGpu::download(void* host, const void* device, size_t bytes) {
+  forbid_recording("download");
   if (bytes) std::memcpy(host, device, bytes);
 }
 void SimGpu::fill(void* device, unsigned char byte, size_t bytes) {
+  forbid_recording("fill");
   if (bytes == 0) return;
   const auto it = machine_->allocations.find(device);
   if (byte == 0 && it != machine_->allocations.end() && it->second.mapped &&
@@ -162,12 +165,14 @@ void SimGpu::fill(void* device, unsigned char byte, size_t bytes) {
 
 void SimGpu::poison(void* device, size_t bytes) {
   if (bytes == 0) return;
+  if (graph_) return note("poison", [this, device, bytes] { poison(device, bytes); });
   std::memset(device, 0xff, bytes);
   machine_->mark(device, bytes, false);
 }
 
 void SimGpu::born(void* p, size_t bytes, DType dtype) {
   if (bytes == 0) return;
+  if (graph_) return note("born", [this, p, bytes, dtype] { born(p, bytes, dtype); });
   Machine& m = *machine_;
   const uintptr_t begin = reinterpret_cast<uintptr_t>(p);
   const auto after = m.living.lower_bound(begin);
@@ -189,6 +194,7 @@ void SimGpu::born(void* p, size_t bytes, DType dtype) {
 }
 
 void SimGpu::died(void* p) noexcept {
+  if (graph_) return note("died", [this, p] { died(p); });
   Machine& m = *machine_;
   const auto it = m.living.find(reinterpret_cast<uintptr_t>(p));
   if (it == m.living.end()) return;
@@ -218,9 +224,12 @@ void SimGpu::launch(const char* name, int64_t blocks, int threads, int64_t share
              blocks);
   FRIT_CHECK(shared_bytes >= 0 && shared_bytes <= shared_bytes_limit(),
              "[{}] a block has {} bytes of shared memory, the limit is {}", name, shared_bytes, shared_bytes_limit());
+  if (graph_)
+    return note(
+        name, [this, name, blocks, threads, shared_bytes, body] { launch(name, blocks, threads, shared_bytes, body); });
   Machine& m = *machine_;
   if (m.serial > 0xe0000000u) m.renumber();
-  m.kernel = name, m.blocks = blocks, m.thread_total = threads, m.shared_size = shared_bytes, m.body = body;
+  m.kernel = name, m.blocks = blocks, m.thread_total = threads, m.shared_size = shared_bytes, m.body = std::move(body);
   m.launch();
   ++m.counts.launches;
   m.counts.blocks += blocks;

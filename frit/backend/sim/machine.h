@@ -62,6 +62,21 @@ class SimGpu : public Gpu {
   void download(void* host, const void* device, size_t bytes) override;
   void fill(void* device, unsigned char byte, size_t bytes) override;  // marks the bytes written
   void poison(void* device, size_t bytes) override;                    // NaN patterns; marks the bytes unwritten
+  void upload_async(void* device, const void* pinned, size_t bytes) override;
+  void download_async(void* pinned, const void* device, size_t bytes) override;
+  void fill_async(void* device, unsigned char byte, size_t bytes) override;
+  std::unique_ptr<GpuEvent> make_event() override;
+  // What a graph holds is everything between: launches, products, copies, births and deaths of tensors. Synchronous
+  // copies throw, as they would fail on a GPU.
+  std::unique_ptr<GpuGraph> record(const std::function<void()>& work) override;
+  bool rerecord(GpuGraph& graph, const std::function<void()>& work) override;
+  // Sums in double, rounded once. Checks that every element of a, b, bias (and c, if added to) was written, and that
+  // all lie in living tensors. Errors: Fault.
+  void product(const GpuProduct& product) override;
+  void note_product(const GpuProduct&) override {}
+  int tune_products(Tuning&) override { return 0; }
+  size_t library_bytes() const override { return 0; }
+  size_t bytes_free() const override { return 0; }
   // Kernels may touch only memory between born and died. Nothing of it is written at first. Elements are as large as
   // the dtype says: the shadow has one cell an element.
   void born(void* p, size_t bytes, DType dtype) override;
@@ -77,12 +92,21 @@ class SimGpu : public Gpu {
   // Errors: Fault; std::invalid_argument for a grid or block that no GPU accepts.
   struct Body {
     void (*run)(const void* arguments);
-    const void* arguments;
+    std::shared_ptr<const void> arguments;
   };
   void launch(const char* name, int64_t blocks, int threads, int64_t shared_bytes, Body body);
 
+ protected:
+  void* allocate_host(size_t bytes) override;
+  void release_host(void* p) noexcept override;
+
  private:
+  struct Graph;
+  // Writes a call into the graph that is being recorded; `what` tells calls apart when it is recorded again.
+  void note(const char* what, std::function<void()> call);
+  void forbid_recording(const char* what) const;
   Machine* machine_;
+  Graph* graph_ = nullptr;
 };
 
 // ---- What the words of frit/simt call; all of them inside a running kernel. ----

@@ -128,7 +128,7 @@ void Machine::run_threads() {
   for (;;) {
     start_thread();
     try {
-      body.run(body.arguments);
+      body.run(body.arguments.get());
       end_thread();
     } catch (...) {
       error = std::current_exception();
