@@ -104,11 +104,12 @@ TrainingPlan plan_training(const TrainConfig& config, const TrainingPlanOptions&
   else
     sizes = model_config(
         config, Tokenizer::load(config.data.tokenizer.empty() ? config.model.init_from : config.data.tokenizer));
-  Transformer::Options model_options = training_options(config);
+  const std::unique_ptr<Gpu> gpu = training_gpu(config);
+  Transformer::Options model_options = training_options(config, gpu.get());
   model_options.planning = true;
   Transformer model(sizes, model_options);
   ThreadPool pool(static_cast<int>(config.run.threads));
-  TrainingStep step(model, pool, step_settings(config, model.workspace()));
+  TrainingStep step(model, pool, step_settings(config, model.workspace()), gpu.get());
 
   if (!step.planned())
     fail("[plan] run.attention is {}, whose memory depends on every sentence's length: leave it out to plan",

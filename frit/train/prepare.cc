@@ -303,9 +303,23 @@ BatcherOptions valid_batches(const TrainConfig& config, const TransformerConfig&
   return options;
 }
 
-Transformer::Options training_options(const TrainConfig& config) {
+std::unique_ptr<Gpu> training_gpu(const TrainConfig& config) {
+  const std::string& device = config.run.device;
+  if (device == "cpu") return nullptr;
+  if ((device == "cuda") != built_with_cuda())
+    fail("[config] run.device is {}, but this build of frit has {}", device,
+         built_with_cuda() ? "CUDA, not the simulator" : "no CUDA (cmake --preset cuda makes one that has)");
+  return make_gpu();
+}
+
+int64_t tune_training(Gpu& gpu, Tuning& tuning) {
+  return gpu.tune_products(tuning);
+}
+
+Transformer::Options training_options(const TrainConfig& config, Gpu* gpu) {
   const auto& t = config.training;
   Transformer::Options options;
+  options.device = gpu;
   options.precision = parse_precision(t.precision);
   options.training = true;
   options.moments = t.optimizer != "sgd" ? 2 : t.momentum != 0 ? 1 : 0;
@@ -325,7 +339,12 @@ StepSettings step_settings(const TrainConfig& config, const Workspace& workspace
   s.optimizer.weight_decay = t.weight_decay;
   s.optimizer.decay_end = workspace.layout().decay_end();
   s.optimizer.seed = static_cast<uint32_t>(t.seed);
-  s.clip_norm = t.clip_norm;
+  s.prepare.max_norm = t.clip_norm;
+  const bool half = workspace.parameters().dtype() == DType::kF16;
+  s.prepare.growth_interval = half ? t.loss_scale_growth : 0;
+  s.loss_scale = half ? static_cast<float>(t.loss_scale) : 1.0f;
+  s.ema_decay = t.ema_decay;
+  s.graphs = config.run.graphs;
   s.seed = static_cast<uint32_t>(t.seed);
   s.attention = config.run.attention, s.gemm = config.run.gemm;
   return s;
