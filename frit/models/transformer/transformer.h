@@ -20,9 +20,12 @@ namespace frit {
 struct BatchView {
   Tensor source_ids, source_offsets;
   Tensor target_ids, labels, target_offsets;
+  int64_t max_source = 0, max_target = 0;  // at least the longest sentence's tokens; 0: not known (a GPU wants them)
 
   int64_t source_tokens() const { return source_ids.dim(0); }
   int64_t target_tokens() const { return labels.dim(0); }
+  Sequences source() const { return {source_offsets, max_source}; }
+  Sequences target() const { return {target_offsets, max_target}; }
 
   // A view of anything with frit::Batch's five vectors, which must outlive it.
   template <typename Batch>
@@ -105,19 +108,19 @@ class Transformer {
   // masks. Returns sums (zeros while planning). Shapes: scale f32 [1]. Errors: std::invalid_argument if the model was
   // not built for training, or the batch's shapes, ids or lengths do not fit.
   Loss train_step(Context& context, const BatchView& batch, const Tensor& scale, const StepOptions& options = {});
-  // Zeroes the gradient that a tied output projection gives the pad token's row, so that training leaves the row at zero:
-  // transformers and CTranslate2 start the decoder from the pad token and may take its embedding for zero. Call it behind
-  // the step's last train_step; does nothing while planning.
+  // Zeroes the gradient that a tied output projection gives the pad token's row, so that training leaves the row at
+  // zero: transformers and CTranslate2 start the decoder from the pad token and may take its embedding for zero. Call
+  // it behind the step's last train_step; does nothing while planning.
   void hold_pad_row(Context& context) const;
   // Loss without dropout and without gradients.
   Loss evaluate(Context& context, const BatchView& batch, const CriterionOptions& options = {});
   // The encoder's output [source tokens, H].
-  Buffer encode(Context& context, const Tensor& source_ids, const Tensor& source_offsets);
+  Buffer encode(Context& context, const Tensor& source_ids, const Sequences& source);
   // Keys and values of all decoder layers [source tokens, layers * 2H] from the encoder's output.
   Buffer cross_keys_values(Context& context, const Tensor& memory);
   // Layer l's part of them. Shapes: k, v [source tokens, H], strided.
-  CrossKeysValues cross_of_layer(const Tensor& keys_values, int64_t layer, const Tensor& q_offsets,
-                                 const Tensor& k_offsets) const;
+  CrossKeysValues cross_of_layer(const Tensor& keys_values, int64_t layer, const Sequences& queries,
+                                 const Sequences& keys) const;
   // Logits [target tokens, V] of the batch, bias added; labels are not read.
   Buffer logits(Context& context, const BatchView& batch);
 
