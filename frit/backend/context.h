@@ -3,6 +3,7 @@
 #pragma once
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -65,6 +66,10 @@ class Context {
   void notice(std::string_view text) const {
     if (on_notice) on_notice(text);
   }
+  // The same, but only the first notice of each `reason`, which has no numbers in it: operators run thousands of times.
+  void notice_once(std::string_view reason, std::string_view text) {
+    if (on_notice && told_.emplace(reason).second) on_notice(text);
+  }
 
  private:
   ThreadPool& pool_;
@@ -76,6 +81,7 @@ class Context {
   uint32_t stream_ = 0;
   std::map<std::string, std::string, std::less<>> forced_;
   std::map<std::string_view, const char*> used_;
+  std::set<std::string, std::less<>> told_;
 };
 
 // Throws std::invalid_argument unless t is a floating-point tensor that operators of this context compute with: f32 or bf16,

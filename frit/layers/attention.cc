@@ -25,10 +25,11 @@ float attention_scale(const Tensor& q) {
 }
 
 AttentionArgs self_args(Context& context, const LayerOptions& o, const Place& place, const Tensor& qkv,
-                        const Tensor& offsets, bool causal) {
+                        const Sequences& sequences, bool causal) {
   AttentionArgs args;
   args.q = part(qkv, 0, o.heads), args.k = part(qkv, 1, o.heads), args.v = part(qkv, 2, o.heads);
-  args.q_offsets = args.k_offsets = offsets;
+  args.q_offsets = args.k_offsets = sequences.offsets;
+  args.max_q = args.max_k = sequences.longest;
   args.causal = causal;
   args.scale = attention_scale(args.q);
   args.dropout = context.dropout(o.p_attention, place.probabilities);
@@ -39,7 +40,8 @@ AttentionArgs cross_args(Context& context, const LayerOptions& o, const Place& p
                          const CrossKeysValues& kv) {
   AttentionArgs args;
   args.q = heads_of(q, o.heads), args.k = heads_of(kv.k, o.heads), args.v = heads_of(kv.v, o.heads);
-  args.q_offsets = kv.q_offsets, args.k_offsets = kv.k_offsets;
+  args.q_offsets = kv.queries.offsets, args.k_offsets = kv.keys.offsets;
+  args.max_q = kv.queries.longest, args.max_k = kv.keys.longest;
   args.scale = attention_scale(args.q);
   args.dropout = context.dropout(o.p_attention, place.probabilities);
   return args;
@@ -47,16 +49,16 @@ AttentionArgs cross_args(Context& context, const LayerOptions& o, const Place& p
 
 }  // namespace
 
-Buffer self_attention_forward(Context& context, const LayerOptions& o, const SelfAttention& w, const Tensor& offsets,
-                              bool causal, Buffer x, SelfAttentionSaved& saved) {
+Buffer self_attention_forward(Context& context, const LayerOptions& o, const SelfAttention& w,
+                              const Sequences& sequences, bool causal, Buffer x, SelfAttentionSaved& saved) {
   const Tensor n = norm_forward(context, o, w.norm, w.place, std::move(x), saved.norm);
   const int64_t tokens = n.dim(0), H = n.dim(1);
   saved.qkv = allocate(context, w.place, {tokens, 3 * H}, n.dtype(), "qkv");
   linear(context, n, w.qkv.weight, w.qkv.bias, saved.qkv);
   saved.heads = allocate(context, w.place, {tokens, H}, n.dtype(), "heads");
   saved.lse = allocate(context, w.place, {tokens, o.heads}, DType::kF32, "lse");
-  attention_forward(context, self_args(context, o, w.place, saved.qkv, offsets, causal), heads_of(saved.heads, o.heads),
-                    saved.lse);
+  attention_forward(context, self_args(context, o, w.place, saved.qkv, sequences, causal),
+                    heads_of(saved.heads, o.heads), saved.lse);
   if (!o.training) saved.qkv.release(), saved.lse.release();
   Buffer y = allocate(context, w.place, {tokens, H}, n.dtype(), "y");
   linear(context, saved.heads, w.out.weight, {}, y);
@@ -65,9 +67,9 @@ Buffer self_attention_forward(Context& context, const LayerOptions& o, const Sel
   return y;
 }
 
-Buffer self_attention_backward(Context& context, const LayerOptions& o, const SelfAttention& w, const Tensor& offsets,
-                               bool causal, Buffer dy, SelfAttentionSaved& saved, bool accumulate,
-                               const SelfAttention& dw) {
+Buffer self_attention_backward(Context& context, const LayerOptions& o, const SelfAttention& w,
+                               const Sequences& sequences, bool causal, Buffer dy, SelfAttentionSaved& saved,
+                               bool accumulate, const SelfAttention& dw) {
   const int64_t tokens = dy->dim(0), H = dy->dim(1);
   SublayerBackward back(context, o, w.place, std::move(dy), accumulate, dw.out.bias);
   linear_backward_weight(context, back.dz(), saved.heads, accumulate, dw.out.weight);
@@ -75,7 +77,7 @@ Buffer self_attention_backward(Context& context, const LayerOptions& o, const Se
   linear_backward_input(context, back.dz(), w.out.weight, false, dheads);
   back.release_dz();
   Buffer dqkv = allocate(context, w.place, {tokens, 3 * H}, saved.qkv->dtype(), "dqkv");
-  attention_backward(context, self_args(context, o, w.place, saved.qkv, offsets, causal),
+  attention_backward(context, self_args(context, o, w.place, saved.qkv, sequences, causal),
                      heads_of(saved.heads, o.heads), saved.lse, heads_of(dheads, o.heads), part(dqkv, 0, o.heads),
                      part(dqkv, 1, o.heads), part(dqkv, 2, o.heads));
   dheads.release(), saved.heads.release(), saved.lse.release(), saved.qkv.release();

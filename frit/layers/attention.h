@@ -18,12 +18,12 @@ struct SelfAttentionSaved {
 };
 
 // Math: y = residual + dropout(attention(q, k, v of norm(x)) * out^T + bias).
-// Shapes: x, y [tokens, H]; offsets i32 [sequences + 1].
+// Shapes: x, y [tokens, H].
 Buffer self_attention_forward(Context& context, const LayerOptions& options, const SelfAttention& w,
-                              const Tensor& offsets, bool causal, Buffer x, SelfAttentionSaved& saved);
+                              const Sequences& sequences, bool causal, Buffer x, SelfAttentionSaved& saved);
 // Returns dx; gradients go to dw, added to if accumulate.
 Buffer self_attention_backward(Context& context, const LayerOptions& options, const SelfAttention& w,
-                               const Tensor& offsets, bool causal, Buffer dy, SelfAttentionSaved& saved,
+                               const Sequences& sequences, bool causal, Buffer dy, SelfAttentionSaved& saved,
                                bool accumulate, const SelfAttention& dw);
 
 // Keys and values come ready from the layer-batched product over the encoder's output.
@@ -39,11 +39,11 @@ struct CrossAttentionSaved {
   Buffer heads;  // [tokens, H]
   Buffer lse;    // f32 [tokens, N]
 };
-// One layer's keys and values, and where its queries' and keys' sequences begin.
+// One layer's keys and values, and its queries' and keys' sequences.
 struct CrossKeysValues {
-  Tensor k, v;       // [source tokens, H], any row stride
-  Tensor q_offsets;  // i32 [sequences + 1], target side
-  Tensor k_offsets;  // i32 [sequences + 1], source side
+  Tensor k, v;        // [source tokens, H], any row stride
+  Sequences queries;  // target side
+  Sequences keys;     // source side
 };
 
 Buffer cross_attention_forward(Context& context, const LayerOptions& options, const CrossAttention& w,

@@ -6,7 +6,7 @@ namespace frit {
 
 Buffer decoder_layer_forward(Context& context, const LayerOptions& options, const DecoderLayer& w,
                              const CrossKeysValues& kv, Buffer x, DecoderLayerSaved& saved) {
-  x = self_attention_forward(context, options, w.attention, kv.q_offsets, /*causal=*/true, std::move(x),
+  x = self_attention_forward(context, options, w.attention, kv.queries, /*causal=*/true, std::move(x),
                              saved.attention);
   if (!options.training) saved.attention = {};
   x = cross_attention_forward(context, options, w.cross, kv, std::move(x), saved.cross);
@@ -23,7 +23,7 @@ Buffer decoder_layer_backward(Context& context, const LayerOptions& options, con
                              dw.feed_forward);
   dy =
       cross_attention_backward(context, options, w.cross, kv, std::move(dy), saved.cross, accumulate, dw.cross, dk, dv);
-  return self_attention_backward(context, options, w.attention, kv.q_offsets, /*causal=*/true, std::move(dy),
+  return self_attention_backward(context, options, w.attention, kv.queries, /*causal=*/true, std::move(dy),
                                  saved.attention, accumulate, dw.attention);
 }
 

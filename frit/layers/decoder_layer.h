@@ -16,7 +16,7 @@ struct DecoderLayerSaved {
   FeedForwardSaved feed_forward;
 };
 
-// Shapes: x, y [target tokens, H]; kv: this layer's keys and values (kv.q_offsets are the target's offsets).
+// Shapes: x, y [target tokens, H]; kv: this layer's keys and values (kv.queries are the target's).
 Buffer decoder_layer_forward(Context& context, const LayerOptions& options, const DecoderLayer& w,
                              const CrossKeysValues& kv, Buffer x, DecoderLayerSaved& saved);
 // Returns dx; writes dk and dv [source tokens, H] (any row stride); gradients go to dw, added to if accumulate.

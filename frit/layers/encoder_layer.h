@@ -14,12 +14,12 @@ struct EncoderLayerSaved {
   FeedForwardSaved feed_forward;
 };
 
-// Shapes: x, y [tokens, H]; offsets i32 [sequences + 1]. The norm behind the last layer is the caller's (see layer.h).
+// Shapes: x, y [tokens, H]. The norm behind the last layer is the caller's (see layer.h).
 Buffer encoder_layer_forward(Context& context, const LayerOptions& options, const EncoderLayer& w,
-                             const Tensor& offsets, Buffer x, EncoderLayerSaved& saved);
+                             const Sequences& sequences, Buffer x, EncoderLayerSaved& saved);
 // Returns dx; gradients go to dw, added to if accumulate.
 Buffer encoder_layer_backward(Context& context, const LayerOptions& options, const EncoderLayer& w,
-                              const Tensor& offsets, Buffer dy, EncoderLayerSaved& saved, bool accumulate,
+                              const Sequences& sequences, Buffer dy, EncoderLayerSaved& saved, bool accumulate,
                               const EncoderLayer& dw);
 
 }  // namespace frit

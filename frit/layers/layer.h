@@ -14,6 +14,7 @@
 #include <cmath>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "frit/backend/context.h"
 #include "frit/ops/bias_activation_dropout/bias_activation_dropout.h"
@@ -37,6 +38,16 @@ struct Place {
   explicit Place(std::string path);
   std::string path;  // "encoder.0.self_attention"
   uint32_t output = 0, probabilities = 0, activation = 0;
+};
+
+// Which tokens of a packed batch make a sequence.
+struct Sequences {
+  Sequences() = default;
+  Sequences(Tensor offsets, int64_t longest = 0) : offsets(std::move(offsets)), longest(longest) {}
+  Tensor offsets;  // i32 [sequences + 1]: sequence s has tokens [offsets[s], offsets[s+1])
+  // At least the length of every sequence, for a GPU, where offsets are device data; 0: not known. A plan and the steps
+  // that run from it must give values for which attention chooses the same implementation.
+  int64_t longest = 0;
 };
 
 // How a stack's layers run; the same for all layers of a stack.

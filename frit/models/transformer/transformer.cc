@@ -331,12 +331,12 @@ void Transformer::check(const BatchView& b) const {
              b.target_ids.numel(), b.labels.numel());
 }
 
-Buffer Transformer::encode(Context& context, const Tensor& source_ids, const Tensor& source_offsets) {
+Buffer Transformer::encode(Context& context, const Tensor& source_ids, const Sequences& source) {
   const LayerOptions options = encoder_options();
-  Buffer x = embed_forward(context, options, weights_.source, embedding_scale(), source_ids, source_offsets);
+  Buffer x = embed_forward(context, options, weights_.source, embedding_scale(), source_ids, source.offsets);
   for (const EncoderLayer& layer : weights_.encoder) {
     EncoderLayerSaved saved;
-    x = encoder_layer_forward(context, options, layer, source_offsets, std::move(x), saved);
+    x = encoder_layer_forward(context, options, layer, source, std::move(x), saved);
   }
   NormSaved saved;
   norm_forward(context, options, weights_.encoder_norm, encoder_place_, std::move(x), saved);
@@ -350,10 +350,10 @@ Buffer Transformer::cross_keys_values(Context& context, const Tensor& memory) {
   return y;
 }
 
-CrossKeysValues Transformer::cross_of_layer(const Tensor& keys_values, int64_t layer, const Tensor& q_offsets,
-                                            const Tensor& k_offsets) const {
+CrossKeysValues Transformer::cross_of_layer(const Tensor& keys_values, int64_t layer, const Sequences& queries,
+                                            const Sequences& keys) const {
   const int64_t H = config_.d_model, begin = layer * 2 * H;
-  return {keys_values.columns(begin, begin + H), keys_values.columns(begin + H, begin + 2 * H), q_offsets, k_offsets};
+  return {keys_values.columns(begin, begin + H), keys_values.columns(begin + H, begin + 2 * H), queries, keys};
 }
 
 Buffer Transformer::forward(Context& context, const BatchView& b, const LayerOptions& encoder,
@@ -361,7 +361,7 @@ Buffer Transformer::forward(Context& context, const BatchView& b, const LayerOpt
   const TransformerWeights& w = weights_;
   Buffer x = embed_forward(context, encoder, w.source, embedding_scale(), b.source_ids, b.source_offsets);
   for (size_t l = 0; l < w.encoder.size(); ++l)
-    x = encoder_layer_forward(context, encoder, w.encoder[l], b.source_offsets, std::move(x), tape.encoder[l]);
+    x = encoder_layer_forward(context, encoder, w.encoder[l], b.source(), std::move(x), tape.encoder[l]);
   const Tensor memory = norm_forward(context, encoder, w.encoder_norm, encoder_place_, std::move(x), tape.memory);
   tape.keys_values = cross_keys_values(context, memory);
   if (encoder.training) {
@@ -371,8 +371,7 @@ Buffer Transformer::forward(Context& context, const BatchView& b, const LayerOpt
   }
   x = embed_forward(context, decoder, w.target, embedding_scale(), b.target_ids, b.target_offsets);
   for (size_t l = 0; l < w.decoder.size(); ++l) {
-    const CrossKeysValues kv =
-        cross_of_layer(tape.keys_values, static_cast<int64_t>(l), b.target_offsets, b.source_offsets);
+    const CrossKeysValues kv = cross_of_layer(tape.keys_values, static_cast<int64_t>(l), b.target(), b.source());
     x = decoder_layer_forward(context, decoder, w.decoder[l], kv, std::move(x), tape.decoder[l]);
   }
   if (!decoder.training) tape.keys_values.release();
@@ -399,9 +398,8 @@ void Transformer::backward(Context& context, const BatchView& b, const LayerOpti
   Buffer dkv =
       allocate(context, decoder_place_, tape.keys_values->shape(), tape.keys_values->dtype(), "dcross_keys_values");
   for (size_t l = w.decoder.size(); l-- > 0;) {
-    const CrossKeysValues kv =
-        cross_of_layer(tape.keys_values, static_cast<int64_t>(l), b.target_offsets, b.source_offsets);
-    const CrossKeysValues d = cross_of_layer(dkv, static_cast<int64_t>(l), b.target_offsets, b.source_offsets);
+    const CrossKeysValues kv = cross_of_layer(tape.keys_values, static_cast<int64_t>(l), b.target(), b.source());
+    const CrossKeysValues d = cross_of_layer(dkv, static_cast<int64_t>(l), b.target(), b.source());
     dx = decoder_layer_backward(context, decoder, w.decoder[l], kv, std::move(dx), tape.decoder[l], accumulate,
                                 dw.decoder[l], d.k, d.v);
   }
@@ -415,8 +413,8 @@ void Transformer::backward(Context& context, const BatchView& b, const LayerOpti
   dkv.release();
   dx = norm_backward(context, w.encoder_norm, std::move(dx), {}, tape.memory, accumulate, dw.encoder_norm);
   for (size_t l = w.encoder.size(); l-- > 0;)
-    dx = encoder_layer_backward(context, encoder, w.encoder[l], b.source_offsets, std::move(dx), tape.encoder[l],
-                                accumulate, dw.encoder[l]);
+    dx = encoder_layer_backward(context, encoder, w.encoder[l], b.source(), std::move(dx), tape.encoder[l], accumulate,
+                                dw.encoder[l]);
   embed_backward(context, encoder, w.source, embedding_scale(), b.source_ids, b.source_offsets, std::move(dx),
                  config_.pad_id, shared || accumulate, accumulate, dw.source);
 }

@@ -21,11 +21,12 @@ namespace frit {
 struct BatchView {
   Tensor source_ids, source_offsets;
   Tensor target_ids, labels, target_offsets;
-  int64_t longest_source = 0,
-          longest_target = 0;  // tokens of the longest sentence; 0: not known (a GPU is slower then)
+  int64_t max_source = 0, max_target = 0;  // at least the longest sentence's tokens; 0: not known (a GPU wants them)
 
   int64_t source_tokens() const { return source_ids.dim(0); }
   int64_t target_tokens() const { return labels.dim(0); }
+  Sequences source() const { return {source_offsets, max_source}; }
+  Sequences target() const { return {target_offsets, max_target}; }
 
   // A view of anything with frit::Batch's five vectors, which must outlive it.
   template <typename Batch>
@@ -132,12 +133,12 @@ class Transformer {
   void evaluate(Context& context, const BatchView& batch, const Tensor& totals, const CriterionOptions& options = {},
                 bool accumulate = false);
   // The encoder's output [source tokens, H].
-  Buffer encode(Context& context, const Tensor& source_ids, const Tensor& source_offsets);
+  Buffer encode(Context& context, const Tensor& source_ids, const Sequences& source);
   // Keys and values of all decoder layers [source tokens, layers * 2H] from the encoder's output.
   Buffer cross_keys_values(Context& context, const Tensor& memory);
   // Layer l's part of them. Shapes: k, v [source tokens, H], strided.
-  CrossKeysValues cross_of_layer(const Tensor& keys_values, int64_t layer, const Tensor& q_offsets,
-                                 const Tensor& k_offsets) const;
+  CrossKeysValues cross_of_layer(const Tensor& keys_values, int64_t layer, const Sequences& queries,
+                                 const Sequences& keys) const;
   // Logits [target tokens, V] of the batch, bias added; labels are not read.
   Buffer logits(Context& context, const BatchView& batch);
 

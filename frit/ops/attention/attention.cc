@@ -47,64 +47,79 @@ void check(const Context& context, const AttentionArgs& args, const Tensor& out,
              args.q_offsets.to_string(), args.k_offsets.to_string());
 }
 
+// Why an implementation does not take a call; empty if it does.
+struct Refusal {
+  const char* reason = "";  // the same for all calls that are refused for it
+  std::string text;         // with the call's numbers
+};
+
 // One way to compute attention. The first of kImplementations that is of the context's device and does not refuse runs.
 struct Implementation {
   const char* name;
   bool cpu, gpu;
-  std::string (*refuses)(const Context& context, const AttentionArgs& args);  // why; "" if it does not
+  Refusal (*refuses)(const Context& context, const AttentionArgs& args);
   void (*forward)(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse);
   void (*backward)(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse,
                    const Tensor& dout, const Tensor& dq, const Tensor& dk, const Tensor& dv);
 };
 
-std::string accepts_all(const Context&, const AttentionArgs&) {
-  return "";
+Refusal accepts_all(const Context&, const AttentionArgs&) {
+  return {};
 }
-std::string short_refuses(const Context&, const AttentionArgs& args) {
+Refusal short_refuses(const Context&, const AttentionArgs& args) {
   const int64_t d = args.q.dim(2), max_q = attention_longest(args.max_q, args.q),
                 max_k = attention_longest(args.max_k, args.k);
-  const auto too_long = [](const char* what, int64_t longest, int64_t given) {
-    return fmt::format("short: {} {}{}, at most {}", longest, what,
-                       given == 0 ? " (the number of tokens, as the longest sequence is not given)" : "",
-                       kAttentionShortLongest);
+  const auto too_long = [](const char* what, int64_t longest, int64_t given) -> Refusal {
+    return {given == 0 ? "short: longest not given" : "short: too long",
+            fmt::format("short: {} {}{}, at most {}", longest, what,
+                        given == 0 ? " (the number of tokens, as the longest sequence is not given)" : "",
+                        kAttentionShortLongest)};
   };
-  if (d != 32 && d != 64 && d != 128) return fmt::format("short: head width {}, expected 32, 64 or 128", d);
+  if (d != 32 && d != 64 && d != 128)
+    return {"short: width", fmt::format("short: head width {}, expected 32, 64 or 128", d)};
   if (max_q > kAttentionShortLongest) return too_long("queries", max_q, args.max_q);
   if (max_k > kAttentionShortLongest) return too_long("keys", max_k, args.max_k);
-  return "";
-}
-std::string materialised_refuses(const Context& context, const AttentionArgs&) {
-  return context.on_gpu() ? "materialised: needs gemm, which has no GPU kernels yet" : "";
+  return {};
 }
 
 constexpr Implementation kImplementations[] = {
     {"short", false, true, short_refuses, attention_short_forward_gpu, attention_short_backward_gpu},
     {"flash", true, false, accepts_all, attention_flash_forward_cpu, attention_flash_backward_cpu},
-    {"materialised", true, true, materialised_refuses, attention_materialised_forward,
+    {"materialised", true, false, accepts_all, attention_materialised_forward,
      [](Context& context, const AttentionArgs& args, const Tensor&, const Tensor& lse, const Tensor& dout,
         const Tensor& dq, const Tensor& dk,
         const Tensor& dv) { attention_materialised_backward(context, args, lse, dout, dq, dk, dv); }},
+    {"materialised", false, true, accepts_all,
+     [](Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse) {
+       attention_materialised_forward_gpu(context, args, out, lse);
+     },
+     [](Context& context, const AttentionArgs& args, const Tensor&, const Tensor& lse, const Tensor& dout,
+        const Tensor& dq, const Tensor& dk,
+        const Tensor& dv) { attention_materialised_backward_gpu(context, args, lse, dout, dq, dk, dv); }},
 };
 
-// Which implementation runs. One that comes first but refuses is told of, with its reason.
+// Which implementation runs. One that comes first but refuses is told of once, with its reason.
 // Errors: std::invalid_argument if the forced one does not exist on this device or refuses, or if all refuse.
 const Implementation& choose(Context& context, const AttentionArgs& args) {
   const std::string_view forced = context.forced("attention");
-  std::string names, reasons;
+  std::string names, texts, reasons;
   for (const Implementation& implementation : kImplementations) {
     if (context.on_gpu() ? !implementation.gpu : !implementation.cpu) continue;
     names += (names.empty() ? "" : ", ") + std::string(implementation.name);
     if (!forced.empty() && forced != implementation.name) continue;
-    const std::string reason = implementation.refuses(context, args);
-    if (reason.empty()) {
-      if (!reasons.empty()) context.notice(fmt::format("attention: {} runs, since {}", implementation.name, reasons));
+    const Refusal refusal = implementation.refuses(context, args);
+    if (refusal.text.empty()) {
+      if (!texts.empty())
+        context.notice_once(fmt::format("attention: {}, {}", implementation.name, reasons),
+                            fmt::format("attention: {} runs, since {}", implementation.name, texts));
       context.note_used("attention", implementation.name);
       return implementation;
     }
-    reasons += (reasons.empty() ? "" : "; ") + reason;
+    reasons += refusal.reason;
+    texts += (texts.empty() ? "" : "; ") + refusal.text;
   }
-  FRIT_CHECK(!reasons.empty(), "[attention] there is no implementation \"{}\", expected one of {}", forced, names);
-  fail_argument("[attention] q {}, k {}: {}", args.q.to_string(), args.k.to_string(), reasons);
+  FRIT_CHECK(!texts.empty(), "[attention] there is no implementation \"{}\", expected one of {}", forced, names);
+  fail_argument("[attention] q {}, k {}: {}", args.q.to_string(), args.k.to_string(), texts);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "frit/ops/attention/gpu.h"
 #include "frit/ops/case.h"
 
 namespace frit {
@@ -145,6 +146,10 @@ struct OnGpu {
   ThreadPool pool{1};
   Memory memory{gpu.get()};
   Context context{pool, memory, gpu.get()};
+  std::vector<std::string> notices;
+  OnGpu() {
+    context.on_notice = [this](std::string_view text) { notices.emplace_back(text); };
+  }
 
   // The message of attention_forward for sequences of `length` in `tokens` tokens; "" if it accepts.
   std::string forward(int64_t tokens, int64_t d, int64_t length, DType dtype = DType::kBF16) {
@@ -167,15 +172,78 @@ struct OnGpu {
 
 TEST(AttentionGpu, ShortIsTheDefaultAndSaysWhatItRefuses) {
   OnGpu on;
+  on.context.force("attention", "short");
   EXPECT_EQ(on.forward(1000, 64, 256), "");
   EXPECT_EQ(on.context.used("attention"), "short");
   EXPECT_EQ(on.forward(1000, 32, 1, DType::kF16), "");
   EXPECT_EQ(on.forward(200, 128, 0), "");  // no sequence is longer than all tokens
   EXPECT_NE(on.forward(1000, 64, 300).find("short: 300 queries, at most 256"), std::string::npos);
-  EXPECT_NE(on.forward(1000, 64, 300).find("materialised: needs gemm"), std::string::npos);
   EXPECT_NE(on.forward(1000, 64, 0).find("short: 1000 queries (the number of tokens"), std::string::npos);
   EXPECT_NE(on.forward(10, 40, 5).find("short: head width 40, expected 32, 64 or 128"), std::string::npos);
   EXPECT_NE(on.forward(10, 64, -1).find("max_q is -1"), std::string::npos);
+  on.context.force("attention", "");
+  EXPECT_EQ(on.forward(1000, 64, 256), "");
+  EXPECT_EQ(on.context.used("attention"), "short");
+  EXPECT_TRUE(on.notices.empty());
+}
+
+TEST(AttentionGpu, WhatShortRefusesGoesToTheNextWithOneNoticeAReason) {
+  OnGpu on;
+  EXPECT_EQ(on.forward(1000, 64, 300), "");
+  EXPECT_NE(on.context.used("attention"), "short");
+  ASSERT_EQ(on.notices.size(), 1u);
+  EXPECT_NE(on.notices[0].find(" runs, since short: 300 queries, at most 256"), std::string::npos) << on.notices[0];
+  EXPECT_EQ(on.forward(1000, 64, 301), "");  // the same reason
+  EXPECT_EQ(on.forward(2000, 64, 300), "");
+  EXPECT_EQ(on.notices.size(), 1u);
+  EXPECT_EQ(on.forward(100, 7, 30), "");  // no library takes this width
+  EXPECT_EQ(on.context.used("attention"), "materialised");
+  ASSERT_EQ(on.notices.size(), 2u);
+  EXPECT_NE(on.notices[1].find("materialised runs, since short: head width 7"), std::string::npos) << on.notices[1];
+}
+
+// Pairs of sequence and head go chunk by chunk; where the cuts lie makes no difference.
+TEST(AttentionGpu, MaterialisedInChunks) {
+  OnGpu on;
+  const Packed p(2, 5, {{1, 5}, {2, 40}, {3, 17}});
+  const int64_t tokens = p.tokens();
+  const auto buffer = [&](DType dtype, Shape shape, const void* values) {
+    Buffer b = on.context.allocate(shape, dtype, "test");
+    on.gpu->upload(b->raw(), values, static_cast<size_t>(b->bytes()));
+    return b;
+  };
+  const Buffer qkv = buffer(DType::kF32, {tokens, 30}, p.qkv.data()),
+               dout = buffer(DType::kF32, {tokens, 2, 5}, p.dout.data()),
+               offsets = buffer(DType::kI32, {4}, p.offsets.data());
+  const auto part = [](const Buffer& b, int64_t i) { return b->columns(i * 10, (i + 1) * 10).split_columns({2, 5}); };
+  AttentionArgs args;
+  args.q = part(qkv, 0), args.k = part(qkv, 1), args.v = part(qkv, 2);
+  args.q_offsets = args.k_offsets = offsets;
+  args.causal = true, args.max_q = args.max_k = 40;
+  args.dropout = on.context.dropout(0.2f, 7);
+  const auto run = [&](int64_t most_scores) {
+    const Buffer out = on.context.allocate({tokens, 2, 5}, DType::kF32, "out"),
+                 lse = on.context.allocate({tokens, 2}, DType::kF32, "lse"),
+                 dqkv = on.context.allocate({tokens, 30}, DType::kF32, "dqkv");
+    attention_materialised_forward_gpu(on.context, args, out, lse, most_scores);
+    attention_materialised_backward_gpu(on.context, args, lse, dout, part(dqkv, 0), part(dqkv, 1), part(dqkv, 2),
+                                        most_scores);
+    on.gpu->synchronize();
+    std::vector<float> values(static_cast<size_t>(tokens * 42));
+    on.gpu->download(values.data(), out->raw(), static_cast<size_t>(out->bytes()));
+    on.gpu->download(values.data() + tokens * 10, lse->raw(), static_cast<size_t>(lse->bytes()));
+    on.gpu->download(values.data() + tokens * 12, dqkv->raw(), static_cast<size_t>(dqkv->bytes()));
+    return values;
+  };
+  const std::vector<float> whole = run(kMaterialisedScores);
+  const int64_t launches = on.gpu->launches();
+  for (const auto& [most_scores, chunks] : {std::pair<int64_t, int64_t>{1, 6}, {2 * 48 * 48, 3}, {4 * 48 * 48, 2}}) {
+    const int64_t before = on.gpu->launches();
+    const std::vector<float> cut = run(most_scores);
+    EXPECT_GE(on.gpu->launches() - before, 13 * chunks + 2);
+    for (size_t i = 0; i < whole.size(); ++i) ASSERT_NEAR(cut[i], whole[i], 1e-4) << most_scores << " " << i;
+  }
+  EXPECT_GT(launches, 0);
 }
 
 TEST(AttentionGpu, AForcedNameIsOfThisDeviceOrThrows) {
@@ -186,10 +254,10 @@ TEST(AttentionGpu, AForcedNameIsOfThisDeviceOrThrows) {
   EXPECT_NE(refusal.find("short: 257 queries"), std::string::npos);
   EXPECT_EQ(refusal.find("materialised"), std::string::npos);
   on.context.force("attention", "materialised");
-  EXPECT_NE(on.forward(100, 64, 30).find("materialised: needs gemm"), std::string::npos);
+  EXPECT_EQ(on.forward(100, 64, 30), "");
+  EXPECT_EQ(on.context.used("attention"), "materialised");
   on.context.force("attention", "flash");
-  EXPECT_NE(on.forward(100, 64, 30).find("no implementation \"flash\", expected one of short, materialised"),
-            std::string::npos);
+  EXPECT_NE(on.forward(100, 64, 30).find("no implementation \"flash\", expected one of short, "), std::string::npos);
 }
 
 TEST(Attention, ShortNeedsAGpuAndSoDoesF16) {
@@ -217,7 +285,9 @@ TEST(AttentionGpu, WrongOffsetsTouchNoForeignMemory) {
     on.gpu->upload(b->raw(), zeros.data(), zeros.size());
     return b;
   };
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const auto& [dtype, variant] :
+       {std::pair{DType::kF32, "short"}, {DType::kBF16, "short"}, {DType::kF32, "materialised"}}) {
+    on.context.force("attention", variant);
     Buffer q = buffer(dtype, {kTokens, 1, kWidth}), out = buffer(dtype, {kTokens, 1, kWidth}),
            dq = buffer(dtype, {kTokens, 1, kWidth}), dk = buffer(dtype, {kTokens, 1, kWidth}),
            dv = buffer(dtype, {kTokens, 1, kWidth}), lse = buffer(DType::kF32, {kTokens, 1}),

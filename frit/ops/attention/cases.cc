@@ -23,6 +23,7 @@ struct Problem {
   int64_t q_tail = 0, k_tail = 0;  // rows past the last sequence, which hold NaN (GPU)
   int64_t bound = 0;               // max_q and max_k; 0: the longest sequences
   bool instances = false;          // force every block shape
+  bool gpu = false;                // "materialised" there
 };
 
 // The short kernels' budgets, by what each block reads. Only 16-bit types for backward.
@@ -135,7 +136,7 @@ OpCase make(Problem problem) {
       *problem.variant ? problem.variant : "free", problem.stride ? fmt::format("/stride{}", problem.stride) : "",
       (problem.gain != 1 ? fmt::format("/gain{}", problem.gain) : "") +
           (problem.q_tail + problem.k_tail ? fmt::format("/tail{},{}", problem.q_tail, problem.k_tail) : "") +
-          (problem.bound ? fmt::format("/bound{}", problem.bound) : ""));
+          (problem.bound ? fmt::format("/bound{}", problem.bound) : "") + (problem.gpu ? "/gpu" : ""));
   c.variant = problem.variant;
   // What lies past the last sequence must not be read: NaN would spread.
   const auto fill = [=](double gain, int64_t real) -> Fill {
@@ -243,8 +244,17 @@ OpCase make(Problem problem) {
   if (pairs * n * d > 200000) c.finite_difference_step = 0;
   if (problem.q_tail + problem.k_tail > 0) c.finite_difference_step = 0;  // NaN lies there
   const std::string variant = problem.variant;
-  c.where = variant.empty() ? Where::kEverywhere : variant == "short" ? Where::kGpu : Where::kCpu;
-  if (c.where != Where::kCpu) set_gpu_budgets(problem, max_q, max_k, c);
+  c.where = variant.empty() ? Where::kEverywhere : variant == "short" || problem.gpu ? Where::kGpu : Where::kCpu;
+  if (problem.gpu) {
+    const auto scratch = [&](bool backward) {
+      return attention_materialised_scratch(static_cast<int64_t>(problem.q_lengths.size()), n, d, max_q, max_k, dtype,
+                                            backward);
+    };
+    c.forward_gpu.scratch_bytes = tq * n == 0 ? 0 : scratch(false);
+    c.backward_gpu.scratch_bytes = (tq + tk) * n == 0 ? 0 : scratch(true);
+  } else if (c.where != Where::kCpu) {
+    set_gpu_budgets(problem, max_q, max_k, c);
+  }
   if (problem.instances && dtype != DType::kF32) {  // that has one block shape
     c.forward_instances = {"tile16", "tile32", "tile64", "tile128"};
     c.backward_instances = {"warps1", "warps2", "warps4", "warps8"};
@@ -393,6 +403,72 @@ std::vector<OpCase> attention_cases() {
          .p_drop = 0.2f,
          .dtype = dtype,
          .variant = "short"});
+  }
+  // On a GPU: any width, any length.
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (float p_drop : {0.0f, 0.1f}) {
+      const auto with = [&](Problem p) {
+        p.dtype = dtype, p.variant = "materialised", p.p_drop = p_drop, p.gpu = true;
+        add(p);
+      };
+      with({.q_lengths = {}, .n = 3, .d = 8});
+      with({.q_lengths = {0}, .n = 3, .d = 8});
+      with({.q_lengths = {1}, .n = 1, .d = 1});
+      with({.q_lengths = {1, 0, 2}, .n = 3, .d = 7, .causal = true});
+      with({.q_lengths = {15, 16, 17}, .n = 2, .d = 32, .stride = 3 * 2 * 32});
+      with({.q_lengths = {31, 33}, .n = 1, .d = 13, .causal = true, .stride = 3 * 13});
+      with({.q_lengths = {4, 0, 7}, .k_lengths = {6, 3, 0}, .n = 2, .d = 12});
+      with({.q_lengths = {9, 40}, .k_lengths = {4, 33}, .n = 2, .d = 20, .causal = true});  // some see nothing
+      with({.q_lengths = {20, 3}, .n = 2, .d = 48, .q_tail = 41, .k_tail = 41, .bound = 64});
+      with({.q_lengths = {5, 30}, .k_lengths = {18, 2}, .n = 1, .d = 5, .stride = 9, .q_tail = 1, .k_tail = 9});
+    }
+    add({.q_lengths = {12},
+         .n = 1,
+         .d = 24,
+         .causal = true,
+         .dtype = dtype,
+         .variant = "materialised",
+         .scale = -0.3f,
+         .gpu = true});
+    add({.q_lengths = {1, 2},
+         .n = 1,
+         .d = 8,
+         .dtype = dtype,
+         .variant = "materialised",
+         .stride = (int64_t{1} << 30) + 8,
+         .gpu = true});
+    add({.q_lengths = {7, 2}, .n = 0, .d = 8, .dtype = dtype, .variant = "materialised", .gpu = true});
+    add({.q_lengths = {3, 257},
+         .n = 1,
+         .d = 8,
+         .causal = true,
+         .p_drop = 0.3f,
+         .dtype = dtype,
+         .variant = "materialised",
+         .gpu = true});
+    add({.q_lengths = {1},
+         .k_lengths = {1023},
+         .n = 1,
+         .d = 31,
+         .p_drop = 0.3f,
+         .dtype = dtype,
+         .variant = "materialised",
+         .gpu = true});
+    add({.q_lengths = {1025},
+         .k_lengths = {1},
+         .n = 1,
+         .d = 3,
+         .dtype = dtype,
+         .variant = "materialised",
+         .gpu = true});
+    add({.q_lengths = {30, 5},
+         .n = 2,
+         .d = 72,
+         .p_drop = 0.3f,
+         .dtype = dtype,
+         .variant = "materialised",
+         .gain = 2,
+         .gpu = true});
   }
   // On both, the implementation left free.
   for (DType dtype : {DType::kF32, DType::kBF16}) {

@@ -1,4 +1,5 @@
-// The GPU form of attention: "short", one fused kernel a direction for sequences of up to 256 queries and keys.
+// The GPU forms of attention: "short", one fused kernel a direction for sequences of up to 256 queries and keys, and
+// "materialised", products and a softmax, which takes everything.
 #pragma once
 #include "frit/ops/attention/attention.h"
 
@@ -36,5 +37,23 @@ void attention_short_backward_gpu(Context& context, const AttentionArgs& args, c
 void attention_short_forward_f32_gpu(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse);
 void attention_short_backward_f32_gpu(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse,
                                       const Tensor& dout, const Tensor& dq, const Tensor& dk, const Tensor& dv);
+
+// "materialised", any width and length: heads and sequences (pairs) are copied apart into [pairs, longest, D], filled
+// up with zeros; then a product for the scores of each pair, softmax with scale, mask and dropout, a product with the
+// values; and the result is copied back. Scores are fp32; probabilities have q's dtype. Backward computes scores and
+// probabilities again.
+// It goes chunk by chunk: as many pairs at a time as have most_scores scores and kMaterialisedRows rows, at least one.
+// Cost: forward 5 launches and 2 products a chunk and 1 launch, backward 8 launches and 5 products a chunk and 1
+// launch. Rows past the last sequence and what lies past max_q and max_k: as above. Bits do not depend on the chunks,
+// but for what the library's products make of their number.
+constexpr int64_t kMaterialisedScores = int64_t{1} << 23, kMaterialisedRows = int64_t{1} << 16;
+void attention_materialised_forward_gpu(Context& context, const AttentionArgs& args, const Tensor& out,
+                                        const Tensor& lse, int64_t most_scores = kMaterialisedScores);
+void attention_materialised_backward_gpu(Context& context, const AttentionArgs& args, const Tensor& lse,
+                                         const Tensor& dout, const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                                         int64_t most_scores = kMaterialisedScores);
+// Bytes of scratch that a call asks for, each tensor rounded up as the context does.
+int64_t attention_materialised_scratch(int64_t sequences, int64_t heads, int64_t width, int64_t max_q, int64_t max_k,
+                                       DType dtype, bool backward, int64_t most_scores = kMaterialisedScores);
 
 }  // namespace frit
