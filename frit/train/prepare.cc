@@ -332,7 +332,9 @@ StepSettings step_settings(const TrainConfig& config, const Workspace& workspace
   StepSettings s;
   s.criterion.smoothing = static_cast<float>(t.label_smoothing);
   s.criterion.chunk_rows = t.criterion_rows;
-  s.recompute = t.recompute == "activations";
+  s.recompute = t.recompute == "layer"         ? Recompute::kLayer
+                : t.recompute == "activations" ? Recompute::kActivations
+                                               : Recompute::kNone;
   s.optimizer.kind = parse_optimizer(t.optimizer);
   s.optimizer.beta1 = t.beta1, s.optimizer.beta2 = t.beta2, s.optimizer.eps = t.eps;
   s.optimizer.momentum = t.momentum;

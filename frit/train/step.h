@@ -24,7 +24,7 @@ namespace frit {
 
 struct StepSettings {
   CriterionOptions criterion;  // chunk_rows is rounded up to a multiple of kPlanTokens
-  bool recompute = false;
+  Recompute recompute = Recompute::kNone;
   OptimizerArgs optimizer;
   PrepareArgs prepare;    // clipping, and how the loss scale moves
   float loss_scale = 1;   // at first; f16 gradients need one

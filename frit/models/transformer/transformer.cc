@@ -109,7 +109,17 @@ struct Transformer::Tape {
   NormSaved memory;  // the norm behind the encoder; its output is the decoder's memory
   Buffer keys_values;
   std::vector<DecoderLayerSaved> decoder;
-  NormSaved top;  // the norm behind the decoder
+  NormSaved top;              // the norm behind the decoder
+  bool layers_again = false;  // of each layer the input alone is kept
+
+  // After a layer's forward.
+  template <typename Saved>
+  void keep(Saved& saved) const {
+    if (!layers_again) return;
+    Buffer input = std::move(saved.attention.norm.x);
+    saved = {};
+    saved.attention.norm.x = std::move(input);
+  }
 
   void clear() {
     for (EncoderLayerSaved& saved : encoder) saved = {};
@@ -360,8 +370,10 @@ Buffer Transformer::forward(Context& context, const BatchView& b, const LayerOpt
                             const LayerOptions& decoder, Tape& tape) {
   const TransformerWeights& w = weights_;
   Buffer x = embed_forward(context, encoder, w.source, embedding_scale(), b.source_ids, b.source_offsets);
-  for (size_t l = 0; l < w.encoder.size(); ++l)
+  for (size_t l = 0; l < w.encoder.size(); ++l) {
     x = encoder_layer_forward(context, encoder, w.encoder[l], b.source(), std::move(x), tape.encoder[l]);
+    if (encoder.training) tape.keep(tape.encoder[l]);
+  }
   const Tensor memory = norm_forward(context, encoder, w.encoder_norm, encoder_place_, std::move(x), tape.memory);
   tape.keys_values = cross_keys_values(context, memory);
   if (encoder.training) {
@@ -373,6 +385,7 @@ Buffer Transformer::forward(Context& context, const BatchView& b, const LayerOpt
   for (size_t l = 0; l < w.decoder.size(); ++l) {
     const CrossKeysValues kv = cross_of_layer(tape.keys_values, static_cast<int64_t>(l), b.target(), b.source());
     x = decoder_layer_forward(context, decoder, w.decoder[l], kv, std::move(x), tape.decoder[l]);
+    if (decoder.training) tape.keep(tape.decoder[l]);
   }
   if (!decoder.training) tape.keys_values.release();
   norm_forward(context, decoder, w.decoder_norm, decoder_place_, std::move(x), tape.top);
@@ -400,8 +413,11 @@ void Transformer::backward(Context& context, const BatchView& b, const LayerOpti
   for (size_t l = w.decoder.size(); l-- > 0;) {
     const CrossKeysValues kv = cross_of_layer(tape.keys_values, static_cast<int64_t>(l), b.target(), b.source());
     const CrossKeysValues d = cross_of_layer(dkv, static_cast<int64_t>(l), b.target(), b.source());
-    dx = decoder_layer_backward(context, decoder, w.decoder[l], kv, std::move(dx), tape.decoder[l], accumulate,
-                                dw.decoder[l], d.k, d.v);
+    DecoderLayerSaved& saved = tape.decoder[l];
+    if (tape.layers_again)
+      decoder_layer_forward(context, decoder, w.decoder[l], kv, std::move(saved.attention.norm.x), saved);
+    dx = decoder_layer_backward(context, decoder, w.decoder[l], kv, std::move(dx), saved, accumulate, dw.decoder[l],
+                                d.k, d.v);
   }
   tape.keys_values.release();
   // A tied table has its gradient from the output projection already; then the target's tokens, then the source's.
@@ -412,9 +428,13 @@ void Transformer::backward(Context& context, const BatchView& b, const LayerOpti
   cross_keys_values_backward(context, dkv, memory, w.cross.weight, {}, accumulate, dx, dw.cross.weight, dw.cross.bias);
   dkv.release();
   dx = norm_backward(context, w.encoder_norm, std::move(dx), {}, tape.memory, accumulate, dw.encoder_norm);
-  for (size_t l = w.encoder.size(); l-- > 0;)
-    dx = encoder_layer_backward(context, encoder, w.encoder[l], b.source(), std::move(dx), tape.encoder[l], accumulate,
+  for (size_t l = w.encoder.size(); l-- > 0;) {
+    EncoderLayerSaved& saved = tape.encoder[l];
+    if (tape.layers_again)
+      encoder_layer_forward(context, encoder, w.encoder[l], b.source(), std::move(saved.attention.norm.x), saved);
+    dx = encoder_layer_backward(context, encoder, w.encoder[l], b.source(), std::move(dx), saved, accumulate,
                                 dw.encoder[l]);
+  }
   embed_backward(context, encoder, w.source, embedding_scale(), b.source_ids, b.source_offsets, std::move(dx),
                  config_.pad_id, shared || accumulate, accumulate, dw.source);
 }
@@ -430,8 +450,10 @@ void Transformer::train_step(Context& context, const BatchView& batch, const Ten
     Tape& tape;
     ~Clear() { tape.clear(); }
   } clear{*tape_};
-  const LayerOptions encoder = layer_options(config_.encoder_heads, true, options.recompute);
-  const LayerOptions decoder = layer_options(config_.decoder_heads, true, options.recompute);
+  const bool activations = options.recompute == Recompute::kActivations;
+  const LayerOptions encoder = layer_options(config_.encoder_heads, true, activations);
+  const LayerOptions decoder = layer_options(config_.decoder_heads, true, activations);
+  tape_->layers_again = options.recompute == Recompute::kLayer;
   Buffer x = forward(context, batch, encoder, decoder, *tape_);
   criterion(context, batch, options.criterion, x, scale, totals, options.accumulate);
   if (options.backward_begins && !context.planning()) options.backward_begins();

@@ -64,11 +64,17 @@ struct LossTotals {
   Loss loss() const { return {values[0], values[1], static_cast<int64_t>(values[2])}; }
 };
 
+// What backward computes again instead of keeping: the same bits, less memory.
+enum class Recompute : uint8_t {
+  kNone,
+  kActivations,  // norm outputs and activations; no product
+  kLayer,        // everything of a layer but its input
+};
+
 struct StepOptions {
   CriterionOptions criterion;  // label smoothing; rows of logits held at a time
   bool accumulate = false;  // add to gradients and totals (second and later micro-batches) instead of overwriting them
-  bool recompute =
-      false;  // rebuild norm outputs and activations in backward instead of keeping them: same bits, less memory
+  Recompute recompute = Recompute::kNone;
   std::function<void()> backward_begins;  // called between forward and backward (benchmarks)
 };
 

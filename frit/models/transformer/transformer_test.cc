@@ -216,11 +216,13 @@ TEST_P(Variants, RecomputationGivesTheSameBitsWithLessMemory) {
   const Loss kept = step(rig, *model, batch, options);
   const std::vector<float> g = gradients(*model);
   const size_t kept_peak = peak(options);
-  options.recompute = true;
-  const Loss rebuilt = step(rig, *model, batch, options);
-  EXPECT_EQ(kept.loss, rebuilt.loss);
-  EXPECT_EQ(g, gradients(*model));
-  EXPECT_LT(peak(options), kept_peak);
+  for (const Recompute level : {Recompute::kActivations, Recompute::kLayer}) {
+    options.recompute = level;
+    const Loss rebuilt = step(rig, *model, batch, options);
+    EXPECT_EQ(kept.loss, rebuilt.loss);
+    EXPECT_EQ(g, gradients(*model));
+    EXPECT_LT(peak(options), kept_peak);
+  }
 }
 
 // A plan made without data, replayed in an arena full of NaNs, gives the bits of the heap; every temporary has died by
@@ -229,7 +231,7 @@ TEST_P(Variants, PlannedStepsGiveTheSameBits) {
   Rig rig;
   auto model = make_model(config());
   const TestBatch batch = make_batch(config(), 3, kSource, kTarget);
-  for (const bool recompute : {false, true}) {
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kActivations, Recompute::kLayer}) {
     StepOptions options = smoothed();
     options.recompute = recompute, options.criterion.chunk_rows = 5;
     const Loss heap = step(rig, *model, batch, options);
