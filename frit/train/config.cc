@@ -116,7 +116,8 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        {"fp32", "bf16-master", "bf16-stochastic", "bf16-residual", "fp16-master", "fp16-stochastic"}},
       {"training.batch_tokens",
        &t.batch_tokens,
-       "Token budget of a batch: neither its source nor its target tokens exceed it.",
+       "Token budget of a batch: neither its source nor its target tokens exceed it; 0: the largest that fits on the "
+       "GPU.",
        {}},
       {"training.accumulate",
        &t.accumulate,
@@ -461,8 +462,8 @@ void validate_config(const TrainConfig& config) {
   need(d.subword_nbest >= -1 && d.subword_nbest <= kMostCount, "data.subword_nbest", d.subword_nbest,
        fmt::format("-1 (all) to {}", kMostCount));
   need(d.subword_alpha >= 0 && d.subword_alpha <= 1, "data.subword_alpha", d.subword_alpha, "0 to 1");
-  need(t.batch_tokens >= 16 && t.batch_tokens <= kMostCount, "training.batch_tokens", t.batch_tokens,
-       fmt::format("16 to {}", kMostCount));
+  need((t.batch_tokens >= 16 && t.batch_tokens <= kMostCount) || t.batch_tokens == 0, "training.batch_tokens",
+       t.batch_tokens, fmt::format("16 to {}, or 0 for the largest that fits on the GPU", kMostCount));
   need(t.accumulate >= 1 && t.accumulate < 65536, "training.accumulate", t.accumulate, "1 to 65535");
   need(t.learning_rate > 0 && std::isfinite(t.learning_rate), "training.learning_rate", t.learning_rate, "more than 0");
   need(t.beta1 >= 0 && t.beta1 < 1, "training.beta1", t.beta1, "0 to below 1");

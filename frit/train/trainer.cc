@@ -18,6 +18,7 @@
 #include "frit/train/early_stopping.h"
 #include "frit/train/metrics.h"
 #include "frit/train/period.h"
+#include "frit/train/plan.h"
 #include "frit/train/prepare.h"
 #include "frit/train/progress.h"
 #include "frit/train/run_state.h"
@@ -205,6 +206,7 @@ struct Trainer::Impl {
   std::optional<CheckpointInfo> find_checkpoint();
   void restore(const CheckpointInfo& checkpoint);
   void save(bool interrupted, std::optional<double> metric = std::nullopt);
+  void take_largest_batches(const std::optional<CheckpointInfo>& checkpoint);
   void plan();
   void tune();
   bool start_update(Prefetcher& prefetcher);
@@ -308,6 +310,26 @@ void Trainer::Impl::save(bool interrupted, std::optional<double> metric) {
   saved_attempts = state.attempts;
 }
 
+// training.batch_tokens 0: the largest budget that fits; a run that goes on keeps what it began with.
+void Trainer::Impl::take_largest_batches(const std::optional<CheckpointInfo>& checkpoint) {
+  int64_t& tokens = config.training.batch_tokens;
+  if (checkpoint) {
+    TrainConfig before;
+    parse_config(before, read_blob(*checkpoint, "config.toml"), (checkpoint->path / "config.toml").string());
+    tokens = before.training.batch_tokens;
+    return;
+  }
+  const int64_t free = gpu ? static_cast<int64_t>(gpu->bytes_free()) : 0;
+  if (free == 0)
+    fail(
+        "[config] training.batch_tokens 0 takes the largest batches that fit on a GPU: give a number for run.device {}",
+        config.run.device);
+  tokens = largest_batch_tokens(config, sizes, *gpu, free);
+  if (tokens == 0) fail("[train] the model does not fit: {} has {} free", gpu->name(), mib(static_cast<size_t>(free)));
+  say(fmt::format("Batches: {} tokens, the most that fits into {} of {}", format_count(tokens),
+                  mib(static_cast<size_t>(free)), gpu->name()));
+}
+
 // Times what this GPU has to be asked: kinds of products that no earlier run has met. What a run was begun with, it
 // goes on with; a new one begins with what other runs on this kind of GPU found.
 void Trainer::Impl::tune() {
@@ -345,8 +367,23 @@ void Trainer::Impl::plan() {
                     mib(static_cast<size_t>(model->workspace().bytes())), config.run.attention));
     return;
   }
-  if (gpu) tune();
+  if (gpu) {
+    const auto free = static_cast<int64_t>(gpu->bytes_free());
+    const auto wanted = static_cast<int64_t>(step->peak());
+    if (free > 0 && wanted > free) {
+      const int64_t all = free + model->workspace().bytes();
+      const int64_t tokens = largest_batch_tokens(config, sizes, *gpu, all);
+      fail(
+          "[train] training.batch_tokens {} does not fit: temporaries need {} and {} has {} free beside the weights. "
+          "The "
+          "largest that fits is {}",
+          config.training.batch_tokens, mib(step->peak()), gpu->name(), mib(static_cast<size_t>(free)), tokens);
+    }
+    tune();
+  }
   step->reserve();
+  if (gpu && gpu->bytes_free() > 0)
+    say(fmt::format("Memory: it fits, {} of {} stay free", mib(gpu->bytes_free()), gpu->name()));
   step->on_grow = [this](size_t before, size_t after) {
     event(fmt::format("Memory: a batch of a new size made the arena grow from {} to {}", mib(before), mib(after)));
   };
@@ -608,9 +645,11 @@ TrainResult Trainer::Impl::train() {
   } catch (const BuildStopped&) {
     return stopped_preparing();
   }
+  gpu = training_gpu(config);
+  sizes = model_config(config, *tokenizer);
+  if (t.batch_tokens == 0) take_largest_batches(checkpoint);
   batcher.emplace(train_file, train_batches(config, train_file, *tokenizer), &*tokenizer);
   say("Batches: " + batcher->counts().to_string(batcher->options()));
-  sizes = model_config(config, *tokenizer);
   if (!config.data.valid_source.empty())
     validation = std::make_unique<Validation>(config, sizes, *tokenizer, std::move(valid_file), pool, sink);
   if (stop_requested()) return stopped_preparing();
@@ -624,7 +663,6 @@ TrainResult Trainer::Impl::train() {
         fmt::format("Note: transformers cannot load this model ({}); Frit can. It is saved as model_type {}: forced "
                     "through MarianMTModel it would translate nonsense",
                     reason, sizes.model_type()));
-  gpu = training_gpu(config);
   model = std::make_unique<Transformer>(sizes, training_options(config, gpu.get()));
   say(fmt::format("Model: {} parameters, {}; {}, {}", format_count(model->workspace().layout().parameters()),
                   config.model.init_from.empty() ? config.model.preset : config.model.init_from, t.precision,
