@@ -95,8 +95,9 @@ struct PrepareArgs {
   double ema_decay = 0;  // of the average of weights, for kEmaStep
 };
 
-// Makes one update's numbers from what gradient_norm found: writes state.prepared for optimizer_step, counts the
-// update, and moves the loss scale. If not_finite[0] is set, the update will leave everything as it is.
+// Makes one update's numbers from what gradient_norm found: writes state.prepared for optimizer_step and kEmaStep for
+// ema_update, counts the update, and moves the loss scale. If not_finite[0] is set, the update will leave everything
+// as it is.
 // Math: norm = sqrt(sum_of_squares) / loss_scale; gradient scale = min(1, max_norm / norm) / loss_scale.
 // Shapes: sum_of_squares f64 [1], may be undefined without clipping; not_finite i32 [1], may be undefined: all finite.
 // Cost: 1 launch of one thread, or no parallel region.
@@ -140,20 +141,22 @@ void optimizer_swallowed(Context& context, const OptimizerArgs& args, const Opti
 // device. Equal values stay exact.
 // With `numbers` (f64 [kOptimizerNumbers] in the device's memory, as optimizer_prepare left them) numbers[kEmaStep]
 // takes the place of 1 - decay, and 0 there leaves the average as it is: the update was skipped. So neither this nor
-// the bias correction, which depends on how many updates there were, waits for the host. (Its bits are the device's:
-// logarithm and exponential may differ from the host's in the last place.) Shapes: ema f32, of the blocks' length; of
-// the blocks only parameters and master or residual are looked at. Cost: 1 launch or parallel region; reads the
-// parameters' values and the average once, writes the average: 10 bytes a parameter (16 bits alone), else 12. Errors:
-// std::invalid_argument if a shape or dtype differs, if decay is not in [0, 1], for an fp16 precision without a GPU,
-// and for blocks that do not begin at a multiple of 16 bytes (GPU).
+// the bias correction, which depends on how many updates there were, waits for the host. (kEmaStep is the device's: its
+// logarithm and exponential may differ from the host's in the last place.)
+// Shapes: ema f32, of the blocks' length; of the blocks only parameters and master or residual are looked at.
+// Cost: 1 launch or parallel region; reads the parameters' values and the average once, writes the average: 10 bytes a
+// parameter (16 bits alone), else 12.
+// Errors: std::invalid_argument if a shape or dtype differs, if decay is not in [0, 1], for an fp16 precision without a
+// GPU, and for blocks that do not begin at a multiple of 16 bytes (GPU).
 void ema_update(Context& context, double decay, const OptimizerBlocks& blocks, const Tensor& ema,
                 const Tensor& numbers = {});
 
 // Puts the average into the model (in) and takes it out again (not in), to compute with it in between. fp32 precision:
 // the parameters and ema change places, both times. Others: the 16-bit parameters go to `aside`, and the average
-// rounded to nearest even is put in their place; then `aside` comes back. Master and residual stay as they are. Shapes:
-// ema f32, aside of the parameters' dtype (may be undefined for fp32), all of one length. Cost: 1 launch or parallel
-// region. Errors: as ema_update.
+// rounded to nearest even is put in their place; then `aside` comes back. Master and residual stay as they are.
+// Shapes: ema f32, aside of the parameters' dtype (may be undefined for fp32), all of one length.
+// Cost: 1 launch or parallel region; 16 bytes a parameter (fp32), else 10 in and 4 out.
+// Errors: as ema_update.
 void ema_exchange(Context& context, bool in, const OptimizerBlocks& blocks, const Tensor& ema, const Tensor& aside);
 
 }  // namespace frit
