@@ -167,6 +167,11 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        &t.loss_scale_growth,
        "fp16: updates without such a gradient after which the loss scale doubles; 0: never.",
        {}},
+      {"training.count_swallowed",
+       &t.count_swallowed,
+       "Count the updates too small to change a parameter as it is stored; each log line gives their share, and "
+       "swallowed.jsonl those of every tensor. Costs one more read of the model an update.",
+       {}},
       {"training.ema_decay",
        &t.ema_decay,
        "Exponential moving average of weights, used for validation and the saved model: decay an update; 0: off.",

@@ -48,6 +48,7 @@ struct TrainConfig {
     int64_t seed = 1;
     double loss_scale = 32768;
     int64_t loss_scale_growth = 2000;
+    bool count_swallowed = false;
     double ema_decay = 0;
     int64_t average_checkpoints = 0;
     std::string log_every = "50u", valid_every = "1e", save_every = "1e", keep_every;

@@ -345,8 +345,9 @@ StepSettings step_settings(const TrainConfig& config, const Workspace& workspace
   const bool half = workspace.parameters().dtype() == DType::kF16;
   s.prepare.growth_interval = half ? t.loss_scale_growth : 0;
   s.loss_scale = half ? static_cast<float>(t.loss_scale) : 1.0f;
-  s.ema_decay = t.ema_decay;
+  s.ema_decay = s.prepare.ema_decay = t.ema_decay;
   s.graphs = config.run.graphs;
+  s.count_swallowed = t.count_swallowed;
   s.seed = static_cast<uint32_t>(t.seed);
   s.attention = config.run.attention, s.gemm = config.run.gemm;
   return s;

@@ -118,25 +118,37 @@ TrainingStep::TrainingStep(Transformer& model, ThreadPool& pool, const StepSetti
   static_assert(sizeof(Slot::Numbers) <= 2 * kAlignment);
   if (gpu_)
     for (int i = 0; i < kAhead; ++i) staging_.push_back(std::make_unique<Staging>());
+  // A block of zeros.
+  const auto block = [&](Block& owned, DType dtype, Shape shape) {
+    const auto bytes = static_cast<size_t>(shape.numel() * size_of(dtype));
+    owned = allocate_block(bytes, gpu_);
+    if (gpu_) {
+      gpu_->born(owned.get(), bytes, dtype), born_.push_back(owned.get());
+      gpu_->fill(owned.get(), 0, bytes);
+    } else {
+      std::memset(owned.get(), 0, bytes);
+    }
+    return Tensor(owned.get(), dtype, shape, context_.device());
+  };
+  const int64_t elements = w.layout().elements();
   if (settings_.ema_decay > 0) {
-    const int64_t n = w.layout().elements();
-    const auto block = [&](Block& owned, DType dtype) {
-      const auto bytes = static_cast<size_t>(n * size_of(dtype));
-      owned = allocate_block(bytes, gpu_);
-      if (gpu_) {
-        gpu_->born(owned.get(), bytes, dtype), born_.push_back(owned.get());
-        gpu_->fill(owned.get(), 0, bytes);
-      } else {
-        std::memset(owned.get(), 0, bytes);
-      }
-      return Tensor(owned.get(), dtype, {n}, context_.device());
-    };
-    ema_ = block(ema_block_, DType::kF32);
-    if (w.precision() != Precision::kF32) aside_ = block(aside_block_, compute_dtype(w.precision()));
+    ema_ = block(ema_block_, DType::kF32, {elements});
+    if (w.precision() != Precision::kF32) aside_ = block(aside_block_, compute_dtype(w.precision()), {elements});
+  }
+  if (settings_.count_swallowed) {
+    std::vector<int64_t> ends;
+    for (const auto& slice : w.layout().slices()) ends.push_back(slice.offset + slice.shape.numel());
+    const auto slices = static_cast<int64_t>(ends.size());
+    slice_ends_ = block(slice_ends_block_, DType::kI64, {slices});
+    swallowed_ = block(swallowed_block_, DType::kI64, {slices, 2});
+    to_device(slice_ends_, ends.data());
   }
   memory_.begin_recording();
   gradient_norm(context_, w.gradients(), squares_, not_finite_);
   optimizer_prepare(context_, settings_.optimizer, settings_.prepare, squares_, not_finite_, state_);
+  if (swallowed_.defined())
+    optimizer_swallowed(context_, settings_.optimizer, {.prepared = state_.prepared}, blocks(), slice_ends_,
+                        swallowed_);
   optimizer_step(context_, settings_.optimizer, {.prepared = state_.prepared}, model_.workspace());
   update_plan_ = plan_memory(memory_.end_recording());
   note(update_plan_);
@@ -362,8 +374,11 @@ void TrainingStep::update() {
     model_.hold_pad_row(context_);
     gradient_norm(context_, model_.workspace().gradients(), squares_, not_finite_);
     optimizer_prepare(context_, settings_.optimizer, settings_.prepare, squares_, not_finite_, state_);
+    if (swallowed_.defined())
+      optimizer_swallowed(context_, settings_.optimizer, {.prepared = state_.prepared}, blocks(), slice_ends_,
+                          swallowed_);
     optimizer_step(context_, settings_.optimizer, {.prepared = state_.prepared}, model_.workspace());
-    if (ema_.defined()) ema_update(context_, settings_.ema_decay, blocks(), ema_, state_.prepared);
+    if (ema_.defined()) ema_update(context_, settings_.ema_decay, blocks(), ema_, state_.numbers);
     replay.finish();
   });
   const auto read = [&](auto& to, const Tensor& from) {
@@ -449,6 +464,18 @@ void TrainingStep::set_numbers(const Numbers& n) {
   to_device(state_.numbers, numbers);
   to_device(state_.loss_scale, &n.loss_scale);
   updates_told_ = n.updates;
+}
+
+std::vector<TrainingStep::Swallowed> TrainingStep::swallowed() {
+  std::vector<Swallowed> found;
+  if (!swallowed_.defined()) return found;
+  const auto& slices = model_.workspace().layout().slices();
+  std::vector<int64_t> counts(2 * slices.size());
+  from_device(counts.data(), swallowed_);
+  for (size_t i = 0; i < slices.size(); ++i) found.push_back({slices[i].name, counts[2 * i], counts[2 * i + 1]});
+  std::fill(counts.begin(), counts.end(), 0);
+  to_device(swallowed_, counts.data());
+  return found;
 }
 
 void TrainingStep::get_ema(float* values) {

@@ -124,6 +124,14 @@ class TrainingStep {
   // Puts the average in the place of the parameters (true), and the parameters back (false). No step in between.
   void exchange_ema(bool in);
 
+  // Of one parameter, since the last swallowed(): updates that were not zero in fp32, and those of them that left the
+  // stored value as it was (see optimizer_swallowed). Empty without count_swallowed. Waits.
+  struct Swallowed {
+    std::string name;
+    int64_t updates = 0, lost = 0;
+  };
+  std::vector<Swallowed> swallowed();
+
   // Fills in the milliseconds of results from now on. Steps then run without graphs.
   void set_timing(bool timing) { timing_ = timing; }
 
@@ -165,8 +173,8 @@ class TrainingStep {
   std::vector<void*> born_;
   Tensor rates_, first_, inverse_tokens_, scale_, totals_, evaluation_, squares_, not_finite_;
   OptimizerState state_;
-  Block ema_block_, aside_block_;
-  Tensor ema_, aside_;
+  Block ema_block_, aside_block_, slice_ends_block_, swallowed_block_;
+  Tensor ema_, aside_, slice_ends_, swallowed_;
 
   int64_t attempt_ = 0;        // of the update that was begun
   int64_t attempts_done_ = 0;  // updates put on the way

@@ -7,6 +7,7 @@
 #include <ctime>
 #include <deque>
 #include <filesystem>
+#include <fstream>
 #include <ostream>
 #include <streambuf>
 
@@ -214,6 +215,7 @@ struct Trainer::Impl {
   void finish_update(const OnTheWay& u, const StepResult& r);
   void show();
   void log_metrics();
+  void log_swallowed();
   bool validate();
   void finish_model();
 };
@@ -273,7 +275,7 @@ void Trainer::Impl::restore(const CheckpointInfo& checkpoint) {
     read_blob(checkpoint, "ema", std::as_writable_bytes(std::span(average)));
     step->set_ema(average.data());
   }
-  step->set_numbers({state.updates, state.finite_updates, state.loss_scale});
+  step->set_numbers({state.updates, state.finite_updates, static_cast<float>(state.loss_scale)});
   early->restore(state.early_stopping);
   batcher->seek(state.position);
   saved_attempts = state.attempts;
@@ -497,6 +499,22 @@ void Trainer::Impl::log_metrics() {
     if (entry.tokens_per_s) tensorboard->scalar("train/tokens_per_s", *entry.tokens_per_s, state.updates, wall);
   }
   state.window_loss = 0, state.window_tokens = 0, state.window_seconds = now;
+  if (config.training.count_swallowed) log_swallowed();
+}
+
+// One line of swallowed.jsonl: of every tensor, the updates since the last line and how many were lost.
+void Trainer::Impl::log_swallowed() {
+  const std::vector<TrainingStep::Swallowed> tensors = step->swallowed();
+  int64_t updates = 0, lost = 0;
+  std::string line = fmt::format("{{\"step\": {}, \"tensors\": {{", state.updates);
+  for (const auto& t : tensors) {
+    updates += t.updates, lost += t.lost;
+    line += fmt::format("{}\"{}\": [{}, {}]", &t == &tensors.front() ? "" : ", ", t.name, t.updates, t.lost);
+  }
+  std::ofstream(run / "swallowed.jsonl", std::ios::app) << line << "}}\n";
+  say(fmt::format("Swallowed: {:.3f} % of {} updates of single parameters since the last line",
+                  updates > 0 ? 100.0 * static_cast<double>(lost) / static_cast<double>(updates) : 0.0,
+                  format_count(updates)));
 }
 
 // Loss, perplexity and translations of the validation text, with the averaged weights if there are any. False if
