@@ -26,11 +26,12 @@ struct StepSettings {
   CriterionOptions criterion;  // chunk_rows is rounded up to a multiple of kPlanTokens
   Recompute recompute = Recompute::kNone;
   OptimizerArgs optimizer;
-  PrepareArgs prepare;    // clipping, and how the loss scale moves
-  float loss_scale = 1;   // at first; f16 gradients need one
-  double ema_decay = 0;   // of the weights' average; 0: there is none
-  uint32_t seed = 1;      // of dropout; OptimizerArgs::seed is that of stochastic rounding
-  std::string attention;  // forced implementations; empty: chosen
+  PrepareArgs prepare;           // clipping, and how the loss scale moves
+  float loss_scale = 1;          // at first; f16 gradients need one
+  double ema_decay = 0;          // of the weights' average; 0: there is none
+  bool count_swallowed = false;  // count updates that 16 bits lose, see swallowed()
+  uint32_t seed = 1;             // of dropout; OptimizerArgs::seed is that of stochastic rounding
+  std::string attention;         // forced implementations; empty: chosen
   std::string gemm;
   bool graphs = true;  // on a GPU: a batch size's steps are recorded as a graph when it comes the second time
 };
