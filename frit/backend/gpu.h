@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "frit/backend/tuning.h"
@@ -91,6 +92,15 @@ class Gpu : public DeviceMemory {
   // products use `tuning`, which must outlive the Gpu's use. Returns how many shapes were timed. In the simulator: 0.
   virtual int tune_products(Tuning& tuning) = 0;
 
+  // From now on only the work for which runs(name) is true is put on the stream: kernels by their names, "product",
+  // "attention_cudnn", "copy", "fill". To time parts of a step apart; what is computed is then worth nothing. nullptr:
+  // all of it. Nothing is left out in the simulator.
+  virtual void set_filter(std::function<bool(std::string_view name)> runs) = 0;
+
+  // A named range of the host's work, for profilers (NVTX). Ranges nest.
+  virtual void begin_range(const char* /*name*/) {}
+  virtual void end_range() {}
+
   // Bytes that the Gpu itself and its libraries hold: scratch of products. bytes_free: of the device now; the simulator
   // has no limit and says 0.
   virtual size_t library_bytes() const = 0;
@@ -113,5 +123,21 @@ inline void FreePinned::operator()(char* p) const {
 std::unique_ptr<Gpu> make_gpu(int index = 0);
 // True in a build with CUDA: make_gpu() is a real one.
 bool built_with_cuda();
+
+// A range that ends with it; nothing without a GPU.
+class GpuRange {
+ public:
+  GpuRange(Gpu* gpu, const char* name) : gpu_(gpu) {
+    if (gpu_) gpu_->begin_range(name);
+  }
+  ~GpuRange() {
+    if (gpu_) gpu_->end_range();
+  }
+  GpuRange(const GpuRange&) = delete;
+  GpuRange& operator=(const GpuRange&) = delete;
+
+ private:
+  Gpu* gpu_;
+};
 
 }  // namespace frit

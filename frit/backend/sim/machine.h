@@ -75,6 +75,7 @@ class SimGpu : public Gpu {
   void product(const GpuProduct& product) override;
   void note_product(const GpuProduct&) override {}
   int tune_products(Tuning&) override { return 0; }
+  void set_filter(std::function<bool(std::string_view)>) override {}
   size_t library_bytes() const override { return 0; }
   size_t bytes_free() const override { return 0; }
   // Kernels may touch only memory between born and died. Nothing of it is written at first. Elements are as large as
