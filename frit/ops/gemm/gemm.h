@@ -7,18 +7,21 @@
 namespace frit {
 
 // Math: c = op(a) * op(b) [+ bias] [+ c], op(t) = t or its transpose; sums in fp32.
-// Shapes: op(a) [m, k], op(b) [k, n], c [m, n]; or all with one more, leading dimension: that many products.
-// Two-dimensional operands may have any row stride. bias [n]. dtypes: a, b the same, f32 or bf16, on a GPU also f16; c
-// the same or f32; bias f32 or a's dtype, on a GPU c's dtype. On the CPU a row of c depends on that row of op(a) alone
-// and comes out with the same bits whatever m is and wherever the row lies, as long as op(a) is not transposed: that is
-// what makes a sentence's translation independent of its batch. The bits do not depend on the number of threads either.
-// On a GPU neither holds for another m: the library's algorithm, and with it the order of additions, is chosen by the
-// whole shape. There the same shape, strides and alignment of addresses, with the same choices (Gpu::tune_products) and
-// library, give the same bits. k == 0 gives bias (+ c); on a GPU it takes no bias. Allocates nothing but scratch from
-// the context; on a GPU nothing at all. Cost: on a GPU one product of the library (Gpu::product), which counts as no
-// launch; while planning the product is noted for Gpu::tune_products. Errors: std::invalid_argument if shapes or dtypes
-// do not fit. Implementations on the CPU: "packed" (ours, the default) and, if forced, "onednn" (f32 only; promises
-// nothing about bits and allocates; not in every build). On a GPU: "library". See Context::force.
+// Shapes: op(a) [m, k], op(b) [k, n], c [m, n]; or all with one more, leading dimension: that many products. bias [n].
+// Two-dimensional operands may have any row stride.
+// dtypes: a and b the same, f32 or bf16, on a GPU also f16; c the same or f32; bias f32 or a's, on a GPU c's.
+// k == 0 gives bias (+ c); on a GPU there is no bias then.
+//
+// On the CPU a row of c depends on that row of op(a) alone and comes out with the same bits whatever m is and wherever
+// the row lies, as long as op(a) is not transposed: that is what makes a sentence's translation independent of its
+// batch. The bits do not depend on the number of threads either. On a GPU a row's bits do depend on m: the library
+// chooses its algorithm, and with it the order of additions, by the whole shape. There the same shape, strides and
+// alignment of addresses give the same bits, with the same library and choices (Gpu::tune_products).
+// Cost: on a GPU one product of the library, which counts as no launch. Takes nothing but scratch from the context, on
+// a GPU nothing at all; while planning the product is noted for Gpu::tune_products.
+// Errors: std::invalid_argument if shapes or dtypes do not fit.
+// Implementations (Context::force): on the CPU "packed" (ours, the default) and, if forced, "onednn" (f32 only; promises
+// nothing about bits and allocates; not in every build); on a GPU "library".
 struct GemmArgs {
   Tensor a, b, c;
   bool transpose_a = false, transpose_b = false;
