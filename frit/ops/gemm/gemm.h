@@ -20,8 +20,8 @@ namespace frit {
 // Cost: on a GPU one product of the library, which counts as no launch. Takes nothing but scratch from the context, on
 // a GPU nothing at all; while planning the product is noted for Gpu::tune_products.
 // Errors: std::invalid_argument if shapes or dtypes do not fit.
-// Implementations (Context::force): on the CPU "packed" (ours, the default) and, if forced, "onednn" (f32 only; promises
-// nothing about bits and allocates; not in every build); on a GPU "library".
+// Implementations (Context::force): on the CPU "packed" (ours, the default) and, if forced, "onednn" (f32 only; no
+// promise about bits, and it allocates; not in every build); on a GPU "library".
 struct GemmArgs {
   Tensor a, b, c;
   bool transpose_a = false, transpose_b = false;
