@@ -1,5 +1,6 @@
 // Times the matrix products of a training step on a GPU, by the library's first proposal and by the algorithm that
-// timing found (Gpu::tune_products).
+// timing found (Gpu::tune_products); and weight gradients with the bias' gradient, by the library along with the
+// product and by a column_sum behind it.
 //   bench_products [--out FILE.json] [--replays N] [--filter REGEX]
 // A figure is the median over replays of a graph of at least ten products, whose operands rotate over at least 256 MB,
 // so that no product finds them in the L2 cache; first and tuned take turns. Operands are normal numbers in bf16.
@@ -16,7 +17,9 @@
 
 #include "frit/core/error.h"
 #include "frit/core/file.h"
+#include "frit/memory/planner.h"
 #include "frit/ops/case.h"
+#include "frit/ops/column_sum/column_sum.h"
 
 namespace frit {
 namespace {
@@ -83,13 +86,14 @@ int64_t aligned(int64_t bytes) {
 // Bytes of a product's operands. What is read and what is written lie in memories of their own: the results of one
 // product would be too large as operands of the next.
 struct Operands {
-  int64_t a, b, bias, c;
+  int64_t a, b, bias, c, bias_gradient;
   int64_t read() const { return aligned(a) + aligned(b) + aligned(bias); }
-  int64_t total() const { return read() + aligned(c); }
+  int64_t written() const { return aligned(c) + aligned(bias_gradient); }
+  int64_t total() const { return read() + written(); }
   int sets() const { return static_cast<int>(std::clamp<int64_t>((kColdBytes + total() - 1) / total(), 1, 64)); }
 };
 Operands operands_of(const GpuProduct& p, bool bias) {
-  return {p.m * p.k * 2, p.k * p.n * 2, bias ? p.n * 2 : 0, p.m * p.n * 2};
+  return {p.m * p.k * 2, p.k * p.n * 2, bias ? p.n * 2 : 0, p.m * p.n * 2, p.transpose_a ? p.m * 2 : 0};
 }
 void place(GpuProduct& p, const Operands& o, char* from, char* to) {
   p.a = from;
@@ -146,6 +150,9 @@ class Bench {
       GpuProduct p = c.product;
       place(p, operands_of(p, c.bias), numbers_.at(0), results_.at(0));
       tuned_->note_product(p);
+      if (!sums_bias(p)) continue;
+      p.bias_gradient = gradient_of(p);
+      tuned_->note_product(p);
     }
     const auto begin = std::chrono::steady_clock::now();
     const int shapes = tuned_->tune_products(tuning_);
@@ -188,9 +195,16 @@ class Bench {
     int64_t bytes = 0;
     for (const Case& c : cases) {
       const Operands o = operands_of(c.product, c.bias);
-      bytes = std::max(bytes, o.sets() * (written ? aligned(o.c) : o.read()));
+      bytes = std::max(bytes, o.sets() * (written ? o.written() : o.read()));
     }
     return bytes;
+  }
+  // Where a weight gradient's product puts the bias' gradient: behind its result.
+  static char* gradient_of(const GpuProduct& p) { return static_cast<char*>(p.c) + aligned(p.m * p.n * 2); }
+  bool sums_bias(GpuProduct p) {
+    if (!p.transpose_a) return false;
+    p.bias_gradient = gradient_of(p);
+    return tuned_->sums_bias_gradient(p);
   }
   static double flops_of(const GpuProduct& p) {
     return 2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
@@ -203,7 +217,7 @@ class Bench {
     const int sets = o.sets(), calls = (10 + sets - 1) / sets * sets;
     std::vector<GpuProduct> placed(static_cast<size_t>(sets), product);
     for (int i = 0; i < sets; ++i)
-      place(placed[static_cast<size_t>(i)], o, numbers_.at(o.read() * i), results_.at(aligned(o.c) * i));
+      place(placed[static_cast<size_t>(i)], o, numbers_.at(o.read() * i), results_.at(o.written() * i));
     return summary(gpu.time_graph(
                        [&] {
                          for (int i = 0; i < calls; ++i) f(placed[static_cast<size_t>(i % sets)]);
@@ -221,6 +235,8 @@ class Bench {
     const Times first_again = plain(*first_), tuned_again = plain(*tuned_);
     if (first_again.median < first.median) first = first_again;
     if (tuned_again.median < tuned.median) tuned = tuned_again;
+    json bias_gradient;
+    if (c.product.transpose_a) bias_gradient = time_bias_gradient(c);
     const double flops = flops_of(c.product);
     json row = {{"model", c.model},
                 {"tokens", c.tokens},
@@ -235,13 +251,47 @@ class Bench {
                 {"tuned", to_json(tuned)},
                 {"first_tflops", flops / first.median / 1e6},
                 {"tuned_tflops", flops / tuned.median / 1e6}};
+    if (!bias_gradient.is_null()) row["bias_gradient"] = bias_gradient;
     fmt::print(
         "{:<8} {:>5} {:<13} {:<8} {:>6}x{:<6}x{:<6} first {:8.1f} us {:5.0f} TFLOP/s  tuned {:8.1f} us {:5.0f} "
         "TFLOP/s\n",
         c.model, c.tokens, c.layer, c.direction, c.product.m, c.product.n, c.product.k, first.median,
         flops / first.median / 1e6, tuned.median, flops / tuned.median / 1e6);
+    if (!bias_gradient.is_null())
+      fmt::print("  with the bias' gradient: by column_sum {:.1f} us, along {}\n",
+                 bias_gradient["column_sum"]["us"].get<double>(),
+                 bias_gradient.contains("along") ? fmt::format("{:.1f} us", bias_gradient["along"]["us"].get<double>())
+                                                 : "not offered");
     std::fflush(stdout);
     return row;
+  }
+
+  json time_bias_gradient(const Case& c) {
+    ThreadPool pool(1);
+    Memory memory(tuned_.get());
+    Context context(pool, memory, tuned_.get());
+    const auto sum = [&](const GpuProduct& p) {
+      const Tensor dy(const_cast<void*>(p.a), p.dtype, {p.k, p.m}, tuned_->device());
+      column_sum(context, dy, false, Tensor(gradient_of(p), p.c_dtype, {p.m}, tuned_->device()));
+    };
+    GpuProduct placed = c.product;
+    place(placed, operands_of(placed, false), numbers_.at(0), results_.at(0));
+    memory.begin_recording();
+    sum(placed);
+    const Plan plan = plan_memory(memory.end_recording());
+    memory.reserve(plan.peak);
+    json result = {{"column_sum", to_json(time(*tuned_, c.product, false, [&](const GpuProduct& p) {
+                      tuned_->product(p);
+                      memory.begin_replay(plan);
+                      sum(p);
+                      memory.end_replay();
+                    }))}};
+    if (sums_bias(placed))
+      result["along"] = to_json(time(*tuned_, c.product, false, [&](GpuProduct p) {
+        p.bias_gradient = gradient_of(p);
+        tuned_->product(p);
+      }));
+    return result;
   }
 
   const std::vector<Case>& cases_;

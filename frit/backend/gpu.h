@@ -20,6 +20,8 @@ struct GpuProduct {
   int64_t a_stride = 0, b_stride = 0, c_stride = 0;  // elements between stored rows
   int64_t a_step = 0, b_step = 0, c_step = 0;        // elements between the matrices of a batch
   bool transpose_a = false, transpose_b = false, accumulate = false;
+  // [m] of c's type, optional: overwritten with the sums of the rows of op(a). Only where sums_bias_gradient() says so.
+  void* bias_gradient = nullptr;
 };
 
 // Work that was recorded, to be run again and again without the calls that made it.
@@ -85,6 +87,8 @@ class Gpu : public DeviceMemory {
   // first proposal. `scratch` of the library is the Gpu's own. Deterministic. Errors: frit::Error naming the shape if
   // the library refuses.
   virtual void product(const GpuProduct& product) = 0;
+  // True if product() computes this product's bias_gradient along with it: a question of shape, types and alignment.
+  virtual bool sums_bias_gradient(const GpuProduct& /*product*/) { return false; }
   // While an operator plans: notes that such a product will come (addresses do not count).
   virtual void note_product(const GpuProduct& product) = 0;
   // Times the library's proposals for every noted product that `tuning` does not know, and adds what it found. Later

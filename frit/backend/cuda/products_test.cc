@@ -65,6 +65,16 @@ class OnGpu {
     return worst;
   }
 
+  // Of op(a), over its depth.
+  std::vector<double> sums_of_a() const {
+    std::vector<double> sums(static_cast<size_t>(product.m));
+    for (int64_t i = 0; i < product.m; ++i)
+      for (int64_t k = 0; k < product.k; ++k)
+        sums[static_cast<size_t>(i)] +=
+            a_[static_cast<size_t>(product.transpose_a ? k * product.m + i : i * product.k + k)];
+    return sums;
+  }
+
   GpuProduct product;
 
  private:
@@ -166,6 +176,40 @@ TEST(Products, CanBeRecorded) {
     EXPECT_TRUE(gpu->rerecord(*graph, [&] { gpu->product(one.product); }));
     EXPECT_FALSE(gpu->rerecord(*graph, [&] { gpu->product(other.product); }));
     EXPECT_EQ(other.bits(), std::vector<char>(other.bits().size()));
+  }
+}
+
+TEST(Products, SumTheBiasGradientWhereTheySay) {
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    OnGpu one(*gpu, shape(128, 64, 512, dtype, dtype, "a"));
+    GpuProduct p = one.product;
+    std::vector<float> poison(128, std::nanf(""));
+    p.bias_gradient = gpu->allocate(512);
+    gpu->upload(p.bias_gradient, poison.data(), 512);
+    if (gpu->sums_bias_gradient(p)) {
+      gpu->note_product(p);
+      Tuning tuning;
+      EXPECT_EQ(gpu->tune_products(tuning), 1);
+      gpu->product(p);
+      EXPECT_LT(one.error(), 0.3);
+      std::vector<char> got(512);
+      gpu->synchronize();
+      gpu->download(got.data(), p.bias_gradient, 512);
+      const std::vector<double> want = one.sums_of_a();
+      for (size_t i = 0; i < 128; ++i) {
+        const double value = dtype == DType::kF32
+                                 ? static_cast<double>(reinterpret_cast<const float*>(got.data())[i])
+                                 : static_cast<float>(reinterpret_cast<const bfloat16*>(got.data())[i]);
+        EXPECT_NEAR(value, want[i], dtype == DType::kF32 ? 1e-3 : 0.2) << i;
+      }
+    } else {
+      EXPECT_THROW(gpu->product(p), Error);
+    }
+    p.accumulate = true;
+    EXPECT_FALSE(gpu->sums_bias_gradient(p));
+    EXPECT_THROW(gpu->product(p), Error);
+    gpu->release(p.bias_gradient);
   }
 }
 

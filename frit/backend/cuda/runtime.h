@@ -63,6 +63,7 @@ class CudaGpu : public Gpu {
   bool rerecord(GpuGraph& graph, const std::function<void()>& work) override;
 
   void product(const GpuProduct& product) override;
+  bool sums_bias_gradient(const GpuProduct& product) override;
   void note_product(const GpuProduct& product) override;
   int tune_products(Tuning& tuning) override;
   size_t library_bytes() const override;

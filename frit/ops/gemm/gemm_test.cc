@@ -217,6 +217,13 @@ TEST(Gemm, RefusesWhatDoesNotFit) {
   EXPECT_EQ(with([&](GemmArgs& g) { g.bias = matrix(v, 1, 4); }), "[gemm] bias is f32[1, 4], expected [4]");
   EXPECT_EQ(with([&](GemmArgs& g) { g.a = Tensor(v.data(), DType::kF32, {6}); }),
             "[gemm] a is f32[6], expected two or three dimensions");
+  EXPECT_EQ(with([&](GemmArgs& g) { g.bias_gradient = Tensor(v.data(), DType::kF32, {2}); }),
+            "[gemm] a bias' gradient of f32[2, 3], expected a transposed a of two dimensions");
+  EXPECT_EQ(with([&](GemmArgs& g) {
+              g.a = matrix(v, 3, 2), g.transpose_a = true;
+              g.bias_gradient = Tensor(v.data(), DType::kF32, {3});
+            }),
+            "[gemm] bias_gradient is f32[3], expected [2]");
   std::vector<float16> f16(64);
   EXPECT_EQ(with([&](GemmArgs& g) { g.a = matrix(f16, 2, 3); }),
             "[gemm] a is f16[2, 3], expected f32 or bf16 (f16 needs a GPU)");
