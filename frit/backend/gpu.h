@@ -14,7 +14,7 @@ namespace frit {
 struct GpuProduct {
   const void *a = nullptr, *b = nullptr;
   void* c = nullptr;
-  const void* bias = nullptr;                                                  // [n], optional
+  const void* bias = nullptr;  // [n], optional; of c's type, at a multiple of 16 bytes
   DType dtype = DType::kF32, c_dtype = DType::kF32, bias_dtype = DType::kF32;  // dtype: of a and b
   int64_t m = 0, n = 0, k = 0, batch = 1;
   int64_t a_stride = 0, b_stride = 0, c_stride = 0;  // elements between stored rows

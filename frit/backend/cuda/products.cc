@@ -33,8 +33,8 @@ struct Key {
   int64_t m, n, k, batch, a_stride, b_stride, c_stride, a_step, b_step, c_step;
   DType dtype, c_dtype;
   uint8_t transpose_a, transpose_b, accumulate, bias, bias_gradient;
-  uint8_t a_align, b_align, c_align, bias_align;  // bytes, at most 16
-  uint8_t unused[5];
+  uint8_t a_align, b_align, c_align;  // bytes, at most 16
+  uint8_t unused[6];
   bool operator==(const Key& other) const { return std::memcmp(this, &other, sizeof(Key)) == 0; }
 };
 static_assert(std::has_unique_object_representations_v<Key>);
@@ -67,7 +67,6 @@ Key key_of(const GpuProduct& p) {
   key.transpose_a = p.transpose_a, key.transpose_b = p.transpose_b, key.accumulate = p.accumulate;
   key.bias = p.bias != nullptr, key.bias_gradient = p.bias_gradient != nullptr;
   key.a_align = alignment_of(p.a), key.b_align = alignment_of(p.b), key.c_align = alignment_of(p.c);
-  key.bias_align = alignment_of(p.bias ? p.bias : p.bias_gradient);
   return key;
 }
 
@@ -92,8 +91,8 @@ std::string text_of(const Key& key) {
   if (key.a_stride != a_cols || key.b_stride != b_cols || key.c_stride != key.n)
     text += fmt::format(" strides {} {} {}", key.a_stride, key.b_stride, key.c_stride);
   if (key.batch > 1) text += fmt::format(" batch {} steps {} {} {}", key.batch, key.a_step, key.b_step, key.c_step);
-  if (std::min({key.a_align, key.b_align, key.c_align, key.bias_align}) < 16)
-    text += fmt::format(" aligned {} {} {} {}", key.a_align, key.b_align, key.c_align, key.bias_align);
+  if (std::min({key.a_align, key.b_align, key.c_align}) < 16)
+    text += fmt::format(" aligned {} {} {}", key.a_align, key.b_align, key.c_align);
   return text;
 }
 
@@ -241,7 +240,7 @@ struct Products::State {
     lay_out(shape.c, key.c_dtype, {key.m, key.n}, key.c_stride, key.c_step);
   }
 
-  // The library also takes the bias' alignment from its address.
+  // The library takes the bias' alignment from its address, and that before it is asked for an algorithm.
   void set_bias(const Key& key, Shape& shape, const void* bias) const {
     if (!(key.bias || key.bias_gradient) || shape.bias == bias) return;
     checked(cublasLtMatmulDescSetAttribute(&shape.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)),
@@ -326,6 +325,11 @@ bool empty(const GpuProduct& p) {
 }
 
 void check_types(const GpuProduct& p) {
+  // The library can be told how a, b and c are aligned; of a bias it may choose algorithms that take 16 bytes for
+  // granted.
+  if (alignment_of(p.bias) < 16 || alignment_of(p.bias_gradient) < 16)
+    fail("[product] {}x{}x{} with a bias or its gradient at {} and {}, expected multiples of 16 bytes", p.m, p.n, p.k,
+         p.bias, p.bias_gradient);
   if (p.bias && p.bias_dtype != p.c_dtype)
     fail("[product] a bias in {} of {}x{}x{} in {} to {}: cuBLASLt takes it in {} alone", name_of(p.bias_dtype), p.m,
          p.n, p.k, name_of(p.dtype), name_of(p.c_dtype), name_of(p.c_dtype));
@@ -378,7 +382,8 @@ void Products::run(const GpuProduct& p) {
 
 bool Products::sums_bias_gradient(const GpuProduct& p) {
   State& s = *state_;
-  if (empty(p) || p.k == 0 || p.accumulate || p.bias || p.batch != 1) return false;
+  if (empty(p) || p.k == 0 || p.accumulate || p.bias || p.batch != 1 || alignment_of(p.bias_gradient) < 16)
+    return false;
   const AllowAll allow(s.gpu.mode() == Mode::kRecord);
   const Key key = key_of(p);
   Shape& shape = s.find(key);
@@ -426,15 +431,15 @@ class Products::State::Timing {
   ~Timing() { state_.gpu.release(memory_); }
   Timing(const Timing&) = delete;
 
-  // The fastest of the library's proposals: all once, in bursts; then those that came close to the best in turns, and
-  // the least median wins (the library's order decides between equals).
+  // The fastest of the library's proposals: a burst of each, then several in turns of those that came close to the
+  // best, and the least median wins.
   cublasLtMatmulAlgo_t fastest(const Key& key, Shape& shape) {
     const auto place = [](char* p, uint8_t align) { return align < 16 ? p + align : p; };
     key_ = &key, shape_ = &shape;
     a_ = place(memory_, key.a_align);
     b_ = place(memory_ + a_bytes_, key.b_align);
     c_ = place(memory_ + a_bytes_ + b_bytes_, key.c_align);
-    state_.set_bias(key, shape, place(memory_ + a_bytes_ + b_bytes_ + c_bytes_, key.bias_align));
+    state_.set_bias(key, shape, memory_ + a_bytes_ + b_bytes_ + c_bytes_);
 
     std::vector<Candidate> candidates;
     double best = std::numeric_limits<double>::infinity();
@@ -527,8 +532,8 @@ int Products::tune(Tuning& tuning) {
   std::vector<Key> unknown;
   for (const Key& key : s.noted) {
     Shape& shape = s.find(key);
-    // Nobody reads this bias: what counts is how it is aligned.
-    s.set_bias(key, shape, s.workspace + (key.bias_align < 16 ? key.bias_align : 0));
+    // Nobody reads this bias: what counts is that it is aligned.
+    s.set_bias(key, shape, s.workspace);
     if (!s.restore(tuning, key, shape)) unknown.push_back(key);
   }
   if (unknown.empty()) return 0;

@@ -42,6 +42,9 @@ GemmProblem check(const Context& context, const GemmArgs& args) {
                "[gemm] bias is {}, expected f32 or {}", args.bias.to_string(), name_of(a.dtype()));
     FRIT_CHECK(!context.on_gpu() || args.bias.dtype() == c.dtype(), "[gemm] bias is {}, expected {} as c is on a GPU",
                args.bias.to_string(), name_of(c.dtype()));
+    FRIT_CHECK(!context.on_gpu() || reinterpret_cast<uintptr_t>(args.bias.raw()) % 16 == 0,
+               "[gemm] bias {} begins at {}, expected a multiple of 16 bytes on a GPU", args.bias.to_string(),
+               args.bias.raw());
     FRIT_CHECK(!context.on_gpu() || p.k > 0, "[gemm] op(a) of {} has no depth: on a GPU there is no bias then",
                a.to_string());
   }

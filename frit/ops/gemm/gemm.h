@@ -10,7 +10,7 @@ namespace frit {
 // Shapes: op(a) [m, k], op(b) [k, n], c [m, n]; or all with one more, leading dimension: that many products. bias [n].
 // Two-dimensional operands may have any row stride.
 // dtypes: a and b the same, f32 or bf16, on a GPU also f16; c the same or f32; bias f32 or a's, on a GPU c's.
-// k == 0 gives bias (+ c); on a GPU there is no bias then.
+// k == 0 gives bias (+ c). On a GPU there is no bias then, and else one begins at a multiple of 16 bytes.
 // bias_gradient[i] (+)= sum over k of op(a)[i][k], in fp32: if op(a) is dy^T, what the bias' gradient is. [m], f32 or
 // a's dtype; for a transposed a of two dimensions.
 //

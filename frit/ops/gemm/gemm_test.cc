@@ -347,6 +347,9 @@ TEST(GemmGpu, RefusesWhatTheLibraryCannotDo) {
   args = fits;
   args.a = shaped(h, {2, 0}), args.b = shaped(h, {0, 4}), args.bias = shaped(h, {4});
   EXPECT_EQ(message_of(context, args), "[gemm] op(a) of bf16[2, 0] has no depth: on a GPU there is no bias then");
+  args = fits;
+  args.bias = shaped(h, {5}).rows(1, 5);
+  EXPECT_NE(message_of(context, args).find("expected a multiple of 16 bytes on a GPU"), std::string::npos);
   context.force("gemm", "packed");
   EXPECT_EQ(message_of(context, fits), "[gemm] no implementation on a GPU is called packed, expected library");
   EXPECT_THROW(PackedWeight(context, shaped(v, {4, 4})), std::invalid_argument);
