@@ -15,12 +15,14 @@ namespace frit {
 struct GpuProduct {
   const void *a = nullptr, *b = nullptr;
   void* c = nullptr;
-  const void* bias = nullptr;                                                  // [n], optional
+  const void* bias = nullptr;  // [n], optional; of c's type, at a multiple of 16 bytes
   DType dtype = DType::kF32, c_dtype = DType::kF32, bias_dtype = DType::kF32;  // dtype: of a and b
   int64_t m = 0, n = 0, k = 0, batch = 1;
   int64_t a_stride = 0, b_stride = 0, c_stride = 0;  // elements between stored rows
   int64_t a_step = 0, b_step = 0, c_step = 0;        // elements between the matrices of a batch
   bool transpose_a = false, transpose_b = false, accumulate = false;
+  // [m] of c's type, optional: overwritten with the sums of the rows of op(a). Only where sums_bias_gradient() says so.
+  void* bias_gradient = nullptr;
 };
 
 // Work that was recorded, to be run again and again without the calls that made it.
@@ -86,6 +88,8 @@ class Gpu : public DeviceMemory {
   // first proposal. `scratch` of the library is the Gpu's own. Deterministic. Errors: frit::Error naming the shape if
   // the library refuses.
   virtual void product(const GpuProduct& product) = 0;
+  // True if product() computes this product's bias_gradient along with it: a question of shape, types and alignment.
+  virtual bool sums_bias_gradient(const GpuProduct& /*product*/) { return false; }
   // While an operator plans: notes that such a product will come (addresses do not count).
   virtual void note_product(const GpuProduct& product) = 0;
   // Times the library's proposals for every noted product that `tuning` does not know, and adds what it found. Later

@@ -279,6 +279,9 @@ std::vector<double> CudaGpu::time_graph(const std::function<void()>& work, int r
 void CudaGpu::product(const GpuProduct& product) {
   if (runs("product")) products_->run(product);
 }
+bool CudaGpu::sums_bias_gradient(const GpuProduct& product) {
+  return products_->sums_bias_gradient(product);
+}
 void CudaGpu::note_product(const GpuProduct& product) {
   products_->note(product);
 }

@@ -63,6 +63,7 @@ class CudaGpu : public Gpu {
   bool rerecord(GpuGraph& graph, const std::function<void()>& work) override;
 
   void product(const GpuProduct& product) override;
+  bool sums_bias_gradient(const GpuProduct& product) override;
   void note_product(const GpuProduct& product) override;
   int tune_products(Tuning& tuning) override;
   void set_filter(std::function<bool(std::string_view)> runs) override { filter_ = std::move(runs); }
