@@ -34,7 +34,8 @@ struct Recorded {
 // FNV-1a over anything without padding: a library call's identity.
 uint64_t identity_of(const void* bytes, size_t count, uint64_t hash = 14695981039346656037u);
 
-class Products;  // cuBLASLt, in products.cc
+class Products;   // cuBLASLt, in products.cc
+class Attention;  // cuDNN, in attention_cudnn.cc
 
 class CudaGpu : public Gpu {
  public:
@@ -65,6 +66,9 @@ class CudaGpu : public Gpu {
   void product(const GpuProduct& product) override;
   void note_product(const GpuProduct& product) override;
   int tune_products(Tuning& tuning) override;
+  std::string attention_refuses(const GpuAttention& attention) override;
+  size_t attention_scratch(const GpuAttention& attention, bool backward) override;
+  void attention(const GpuAttention& attention, bool backward, void* scratch) override;
   size_t library_bytes() const override;
   size_t bytes_free() const override;
 
@@ -104,6 +108,7 @@ class CudaGpu : public Gpu {
   size_t next_ = 0;         // the call that rerecording expects
   bool same_ = true;
   std::unique_ptr<Products> products_;
+  std::unique_ptr<Attention> attention_;
 };
 
 }  // namespace frit::cuda

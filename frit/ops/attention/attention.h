@@ -27,8 +27,9 @@ struct AttentionArgs {
 // papers' form: heads split, then for each sequence a product, softmax, a product, holding its N * Lq * Lk scores; it
 // reads the offsets in planning mode, too). On a GPU the first of these that does not refuse: "short" (gpu.h: one
 // kernel, scores never written to memory; sequences of up to 256 queries and keys, head widths 32, 64 and 128; needs no
-// scratch) and "materialised" (gpu.h; anything). A refusal is a notice, once a reason. Force one with
-// Context::force("attention", ...).
+// scratch), "cudnn" (the library's flash attention, 16-bit types; its dropout has its own generator, and a query
+// without visible keys what it makes of it) and "materialised" (gpu.h; anything). A refusal is a notice, once a reason.
+// Force one with Context::force("attention", ...).
 //
 // On a GPU rows past the last sequence are padding of a bucket: out and all gradients there are written as 0, lse as
 // -inf. Offsets are not checked there: queries and keys that lie past max_q and max_k of their sequence or outside of

@@ -307,13 +307,6 @@ class Chunks {
     constexpr int kWarps = kRowThreads / kWarpSize;
     return {(queries.count * queries.rows + kWarps - 1) / kWarps, kRowThreads, 0};
   }
-  void zero_tail(const Tensor& of_queries, const Tensor& of_keys, const Tensor& of_keys_too, const Tensor& lse) const {
-    const auto rows_or_none = [](const Tensor& t) { return t.defined() ? rows_of<T>(t) : Rows<T>(); };
-    launch(context_, "attention_zero_tail_kernel", attention_zero_tail_kernel<T>, {kAttentionTailBlocks, kThreads, 0},
-           global<const int32_t>(args_.q_offsets), global<const int32_t>(args_.k_offsets), geometry,
-           static_cast<int>(geometry.heads * d_), rows_or_none(of_queries), rows_or_none(of_keys),
-           rows_or_none(of_keys_too), global<float>(lse));
-  }
 
   const Geometry geometry;
   const Sizes sizes;
@@ -330,6 +323,18 @@ class Chunks {
 };
 
 }  // namespace
+
+void attention_zero_tail_gpu(Context& context, const AttentionArgs& args, const Tensor& of_queries,
+                             const Tensor& of_keys, const Tensor& of_keys_too, const Tensor& lse) {
+  dispatch_float(args.q.dtype(), [&](auto t) {
+    using T = decltype(t);
+    const auto rows_or_none = [](const Tensor& of) { return of.defined() ? rows_of<T>(of) : Rows<T>(); };
+    launch(context, "attention_zero_tail_kernel", attention_zero_tail_kernel<T>, {kAttentionTailBlocks, kThreads, 0},
+           global<const int32_t>(args.q_offsets), global<const int32_t>(args.k_offsets), geometry_of(args),
+           static_cast<int>(args.q.dim(1) * args.q.dim(2)), rows_or_none(of_queries), rows_or_none(of_keys),
+           rows_or_none(of_keys_too), global<float>(lse));
+  });
+}
 
 int64_t attention_materialised_scratch(int64_t sequences, int64_t heads, int64_t width, int64_t max_q, int64_t max_k,
                                        DType dtype, bool backward, int64_t most_scores) {
@@ -363,8 +368,8 @@ void attention_materialised_forward_gpu(Context& context, const AttentionArgs& a
       chunks.multiply(ps, false, vs, false, qs);  // in the place of q, which has served
       chunks.scatter(qs, queries, out);
     });
-    chunks.zero_tail(out, {}, {}, lse);
   });
+  attention_zero_tail_gpu(context, args, out, {}, {}, lse);
 }
 
 void attention_materialised_backward_gpu(Context& context, const AttentionArgs& args, const Tensor& lse,
@@ -399,8 +404,8 @@ void attention_materialised_backward_gpu(Context& context, const AttentionArgs& 
       chunks.multiply(dss, true, qs, false, ks);   // dk
       chunks.scatter(vs, keys, dv), chunks.scatter(gs, queries, dq), chunks.scatter(ks, keys, dk);
     });
-    chunks.zero_tail(dq, dk, dv, {});
   });
+  attention_zero_tail_gpu(context, args, dq, dk, dv, {});
 }
 
 }  // namespace frit
