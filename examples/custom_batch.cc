@@ -66,8 +66,10 @@ int main() {
     Numbers batch;
     for (uint32_t i = 0; i < 64; ++i) batch.add(random_digits(static_cast<uint32_t>(update), i));
     scale = 1 / static_cast<float>(batch.labels.size());
-    const frit::Loss loss =
-        model.train_step(context, frit::BatchView::of(batch), frit::Tensor(&scale, frit::DType::kF32, frit::Shape{1}));
+    frit::LossTotals totals;
+    model.train_step(context, frit::BatchView::of(batch), frit::Tensor(&scale, frit::DType::kF32, frit::Shape{1}),
+                     totals.tensor());
+    const frit::Loss loss = totals.loss();
     const double warm = std::min(1.0, static_cast<double>(update) / 100);
     frit::optimizer_step(context, adam, {.learning_rate = 2e-3 * warm, .step = update}, model.workspace());
     if (update % 300 == 0)

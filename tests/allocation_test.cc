@@ -121,8 +121,13 @@ void expect_no_allocation(const std::string& precision, int64_t accumulate, cons
       tokens += batch.target_tokens();
       shapes.emplace_back(batch.source_tokens(), batch.target_tokens());
     }
-    for (int64_t m = 0; m < accumulate; ++m) step.forward_backward(micro[static_cast<size_t>(m)], tokens, i, m);
-    ASSERT_TRUE(step.update(1e-3, i + 1).finite);
+    const double rates[] = {1e-3};
+    step.begin(i, tokens, rates, i + 1);
+    for (int64_t m = 0; m < accumulate; ++m) step.forward_backward(micro[static_cast<size_t>(m)], m);
+    step.update();
+    const auto result = step.result(true);
+    ASSERT_TRUE(result && result->finite);
+    ASSERT_EQ(result->updates, i + 1);
   };
   // The ring's slots and the batcher's windows get their memory in the first steps.
   const int64_t warm = 6;

@@ -291,7 +291,11 @@ TEST_F(TrainerTest, TheArenaGrowsForABatchLargerThanPlanned) {
   Transformer model(model_config(c), training_options(c));
   const auto loss_of = [&](TrainingStep& step, const Batch& batch) {
     model.initialise(1);
-    return step.forward_backward(batch, batch.target_tokens(), 0, 0).loss;
+    const double rates[] = {1e-3};
+    step.begin(0, batch.target_tokens(), rates, 1);
+    step.forward_backward(batch, 0);
+    step.update();
+    return step.result(true)->loss.loss;
   };
   const Batch small = some_batch(10), large = some_batch(90);
   TrainingStep planned(model, pool, step_settings(c, model.workspace()));

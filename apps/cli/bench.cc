@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "apps/cli/cli.h"
 #include "apps/cli/generate_flags.h"
@@ -57,9 +58,27 @@ int bench_ops(const std::vector<std::string>& flags) {
 }
 
 struct StepBench {
-  std::string config, lengths;
+  std::string config, lengths, model_case;
   int64_t steps = 20, warm = 3;
 };
+
+// "mt-base-128x32": the base or big translation model with a shared vocabulary of 32,768 and its dropout everywhere,
+// 128 sentences of 32 tokens on either side. Sets what follows from it in `config`; returns the one batch.
+BatchLengths case_batches(const std::string& name, TrainConfig* config) {
+  std::smatch part;
+  if (!std::regex_match(name, part, std::regex("mt-(base|big)(-([0-9]{1,6})x([0-9]{1,3}))?")))
+    throw UsageError(fmt::format(
+        "--case {}: expected mt-base or mt-big, with -SENTENCESxTOKENS or --lengths, as in mt-base-128x32", name));
+  config->model.preset = "transformer-" + part[1].str();
+  config->data.vocabulary = 32768;
+  config->model.dropout = config->model.attention_dropout = config->model.activation_dropout =
+      part[1] == "base" ? 0.1 : 0.3;
+  if (part[3].length() == 0) return {};
+  const int64_t sentences = std::stoll(part[3]), tokens = std::stoll(part[4]);
+  if (sentences < 1 || tokens < 1) throw UsageError(fmt::format("--case {}: a batch without tokens", name));
+  config->training.batch_tokens = sentences * tokens;
+  return {std::vector<std::pair<int64_t, int64_t>>(static_cast<size_t>(sentences), {tokens, tokens})};
+}
 
 // Batches as training makes them from text: lengths are lognormal (median 21 tokens, sigma 0.6, 2 to 250), sorted, and
 // neither side of a batch exceeds the budget. The distribution is that of bench/peers/make_batches.py.
@@ -91,10 +110,12 @@ BatchLengths usual_batches(int64_t batch_tokens, int64_t count) {
 }
 
 int bench_step(const StepBench& o, const Overrides& overrides) {
-  const TrainConfig config = load_config(o.config, overrides);
-  const BatchLengths batches =
-      o.lengths.empty() ? usual_batches(config.training.batch_tokens, 16) : parse_batch_lengths(read_file(o.lengths));
-  std::cout << measure_training(config, batches, o.steps, o.warm).to_json() << '\n';
+  TrainConfig config = load_config(o.config, overrides);
+  BatchLengths batches;
+  if (!o.model_case.empty()) batches = case_batches(o.model_case, &config);
+  if (!o.lengths.empty()) batches = parse_batch_lengths(read_file(o.lengths));
+  if (batches.empty()) batches = usual_batches(config.training.batch_tokens, 16);
+  std::cout << measure_training(config, batches, o.steps, o.warm).to_json(o.model_case) << '\n';
   return kGood;
 }
 
@@ -163,10 +184,14 @@ void add_bench(CLI::App& app, const Overrides& overrides, Action* action) {
       ->type_name("");
   step->add_option("--lengths", s->lengths, "Batches as bench/peers/make_batches.py writes them (default: alike)")
       ->type_name("FILE");
+  step->add_option("--case", s->model_case, "mt-base-128x32, mt-big-512x32, ...: model, vocabulary, dropout and batch")
+      ->type_name("NAME");
   step->add_option("--steps", s->steps, "Steps that are timed")->check(CLI::Range(1, kMostCount));
   step->add_option("--warm", s->warm, "Steps before that")->check(CLI::Range(0, kMostCount));
   describe_overrides(*step);
-  step->footer("Prints JSON.\n\nExample:\n  frit bench step --model.preset transformer-small --run.threads 2");
+  step->footer(
+      "Prints JSON.\n\nExamples:\n  frit bench step --model.preset transformer-small --run.threads 2\n"
+      "  frit bench step --case mt-base-128x32 --run.device cuda --training.precision bf16-stochastic");
   step->callback([s, action, &overrides] { *action = [s, &overrides] { return bench_step(*s, overrides); }; });
 
   CLI::App* translate = sub->add_subcommand("translate", "Start-up time and output tokens a second of a model");

@@ -63,7 +63,9 @@ Likelihood likelihood(const std::string& directory, const Tokenizer& tokenizer, 
       batch.labels.insert(batch.labels.end(), to[i].begin(), to[i].end());
       batch.target_offsets.push_back(static_cast<int32_t>(batch.labels.size()));
     }
-    const Loss loss = model->evaluate(context, BatchView::of(batch));
+    LossTotals totals;
+    model->evaluate(context, BatchView::of(batch), totals.tensor());
+    const Loss loss = totals.loss();
     result.nll += loss.nll;
     result.tokens += loss.tokens;
   }

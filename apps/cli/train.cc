@@ -14,7 +14,7 @@ namespace frit::cli {
 namespace {
 
 struct Options {
-  std::string config;
+  std::string config, tokens;
   bool dump_config = false, config_reference = false, plain = false, quiet = false;
 };
 
@@ -25,7 +25,8 @@ int train(const Options& o, const Overrides& overrides) {
   }
   if (o.config.empty() && overrides.empty() && !o.dump_config)
     throw UsageError("frit train needs a configuration file or keys as flags (see frit train --help)");
-  const TrainConfig config = load_config(o.config, overrides);
+  TrainConfig config = load_config(o.config, overrides);
+  if (!o.tokens.empty()) set_config_key(config, "training.batch_tokens", o.tokens == "auto" ? "0" : o.tokens);
   if (o.dump_config) {
     std::cout << dump_config(config, true);
     return kGood;
@@ -55,6 +56,8 @@ void add_train(CLI::App& app, const Overrides& overrides, Action* action) {
   CLI::App* sub = app.add_subcommand("train", "Trains a model, or goes on where a training stopped");
   auto o = std::make_shared<Options>();
   sub->add_option("CONFIG.toml", o->config, "Configuration file")->type_name("");
+  sub->add_option("--tokens", o->tokens, "training.batch_tokens; auto: the most that fits on the GPU")
+      ->type_name("N|auto");
   sub->add_flag("--dump-config", o->dump_config, "Print the whole configuration as TOML and do nothing else");
   sub->add_flag("--config-reference", o->config_reference, "Print the reference of all keys (Markdown)");
   sub->add_flag("--plain", o->plain, "Plain progress lines on a terminal too");

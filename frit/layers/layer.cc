@@ -23,8 +23,8 @@ Buffer allocate(Context& context, const Place& place, Shape shape, DType dtype, 
 
 void fill_zero(Context& context, const Tensor& tensor) {
   if (context.planning() || tensor.numel() == 0) return;
-  FRIT_CHECK(tensor.contiguous() && tensor.device() == Device::kCpu,
-             "[fill_zero] expected a contiguous tensor on the CPU");
+  FRIT_CHECK(tensor.contiguous(), "[fill_zero] expected a contiguous tensor, not {}", tensor.to_string());
+  if (context.on_gpu()) return context.gpu().fill_async(tensor.raw(), 0, static_cast<size_t>(tensor.bytes()));
   std::memset(tensor.raw(), 0, static_cast<size_t>(tensor.bytes()));
 }
 

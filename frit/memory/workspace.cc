@@ -128,19 +128,26 @@ const ParameterLayout::Slice& ParameterLayout::group(std::string_view name) cons
 }
 
 Workspace::Workspace(ParameterLayout layout, Precision precision, bool training, int moments, DType gradient_dtype,
-                     bool clear)
-    : layout_(std::move(layout)), precision_(precision), training_(training) {
+                     bool clear, DeviceMemory* device)
+    : layout_(std::move(layout)), precision_(precision), training_(training), device_(device) {
   FRIT_CHECK(0 <= moments && moments <= 2, "[workspace] {} moments asked for, expected 0, 1 or 2", moments);
   FRIT_CHECK(gradient_dtype == DType::kF32 || gradient_dtype == compute_dtype(precision),
              "[workspace] gradients in {} asked for, expected f32 or {}", name_of(gradient_dtype),
              name_of(compute_dtype(precision)));
   layout_.finish();
+  const Device where = device ? device->device() : Device::kCpu;
   const auto block = [&](DType dtype) {
-    const int64_t bytes = layout_.elements() * size_of(dtype);
-    owned_.push_back(allocate_block(static_cast<size_t>(bytes)));
-    if (clear) std::memset(owned_.back().get(), 0, bytes);
-    bytes_ += bytes;
-    return Tensor(owned_.back().get(), dtype, Shape{layout_.elements()});
+    const auto bytes = static_cast<size_t>(layout_.elements() * size_of(dtype));
+    owned_.push_back(allocate_block(bytes, clear ? device : nullptr));
+    char* data = owned_.back().get();
+    if (clear && device) {
+      device->born(data, bytes, dtype);
+      device->fill(data, 0, bytes);
+    } else if (clear) {
+      std::memset(data, 0, bytes);
+    }
+    bytes_ += static_cast<int64_t>(bytes);
+    return Tensor(data, dtype, Shape{layout_.elements()}, where);
   };
   parameters_ = block(compute_dtype(precision));
   if (!training) return;
@@ -151,9 +158,38 @@ Workspace::Workspace(ParameterLayout layout, Precision precision, bool training,
   if (precision == Precision::kBF16Residual) residual_ = block(DType::kBF16);
 }
 
+Workspace::~Workspace() {
+  if (device_)
+    for (const Block& block : owned_) device_->died(block.get());
+}
+
+void Workspace::read_slice(const Tensor& block, int64_t offset, int64_t count, void* values) const {
+  const int64_t size = size_of(block.dtype());
+  const char* from = static_cast<const char*>(block.raw()) + offset * size;
+  if (device_)
+    device_->download(values, from, static_cast<size_t>(count * size));
+  else
+    std::memcpy(values, from, static_cast<size_t>(count * size));
+}
+void Workspace::write_slice(const Tensor& block, int64_t offset, int64_t count, const void* values) const {
+  const int64_t size = size_of(block.dtype());
+  char* to = static_cast<char*>(block.raw()) + offset * size;
+  if (device_)
+    device_->upload(to, values, static_cast<size_t>(count * size));
+  else
+    std::memcpy(to, values, static_cast<size_t>(count * size));
+}
+void Workspace::read(const Tensor& block, void* bytes) const {
+  read_slice(block, 0, block.numel(), bytes);
+}
+void Workspace::write(const Tensor& block, const void* bytes) const {
+  write_slice(block, 0, block.numel(), bytes);
+}
+
 Tensor Workspace::view(const Tensor& block, const ParameterLayout::Slice& slice) const {
   FRIT_CHECK(block.defined(), "[workspace] {} has no gradient: the workspace was made without training", slice.name);
-  return Tensor(static_cast<char*>(block.raw()) + slice.offset * size_of(block.dtype()), block.dtype(), slice.shape);
+  return Tensor(static_cast<char*>(block.raw()) + slice.offset * size_of(block.dtype()), block.dtype(), slice.shape,
+                block.device());
 }
 
 Tensor Workspace::parameter(std::string_view name) const {
@@ -173,26 +209,23 @@ void Workspace::set(std::string_view name, const float* values, int64_t count) {
   const ParameterLayout::Slice& slice = layout_.slice(name);
   FRIT_CHECK(count == slice.shape.numel(), "[workspace] {} values given for {} {}", count, name,
              slice.shape.to_string());
-  if (precision_ == Precision::kF32) {
-    std::memcpy(parameters_.data<float>() + slice.offset, values, count * sizeof(float));
-    return;
-  }
-  if (master_.defined()) std::memcpy(master_.data<float>() + slice.offset, values, count * sizeof(float));
+  if (precision_ == Precision::kF32) return write_slice(parameters_, slice.offset, count, values);
+  if (master_.defined()) write_slice(master_, slice.offset, count, values);
+  const auto n = static_cast<size_t>(count);
+  std::vector<uint16_t> stored(n);
   if (parameters_.dtype() == DType::kF16) {
-    float16* p = parameters_.data<float16>() + slice.offset;
-    for (int64_t i = 0; i < count; ++i) p[i] = float16(values[i]);
-    return;
-  }
-  bfloat16* p = parameters_.data<bfloat16>() + slice.offset;
-  if (precision_ == Precision::kBF16Residual) {
-    for (int64_t i = 0; i < count; ++i) {
+    for (size_t i = 0; i < n; ++i) stored[i] = float16(values[i]).bits;
+  } else if (precision_ == Precision::kBF16Residual) {
+    std::vector<uint16_t> low(n);
+    for (size_t i = 0; i < n; ++i) {
       const SplitFloat split = split_float(values[i]);
-      p[i] = bfloat16::from_bits(split.high);
-      if (training_) residual_.data<bfloat16>()[slice.offset + i] = bfloat16::from_bits(split.low);
+      stored[i] = split.high, low[i] = split.low;
     }
-    return;
+    if (training_) write_slice(residual_, slice.offset, count, low.data());
+  } else {
+    for (size_t i = 0; i < n; ++i) stored[i] = bfloat16(values[i]).bits;
   }
-  for (int64_t i = 0; i < count; ++i) p[i] = bfloat16(values[i]);
+  write_slice(parameters_, slice.offset, count, stored.data());
 }
 
 void Workspace::get(std::string_view name, float* values, int64_t count) const {
@@ -200,21 +233,18 @@ void Workspace::get(std::string_view name, float* values, int64_t count) const {
   FRIT_CHECK(count == slice.shape.numel(), "[workspace] room for {} values given for {} {}", count, name,
              slice.shape.to_string());
   const Tensor& exact = precision_ == Precision::kF32 ? parameters_ : master_;
-  if (exact.defined()) {
-    std::memcpy(values, exact.data<float>() + slice.offset, count * sizeof(float));
-    return;
-  }
+  if (exact.defined()) return read_slice(exact, slice.offset, count, values);
+  const auto n = static_cast<size_t>(count);
+  std::vector<uint16_t> stored(n);
+  read_slice(parameters_, slice.offset, count, stored.data());
   if (parameters_.dtype() == DType::kF16) {
-    const float16* p = parameters_.data<float16>() + slice.offset;
-    for (int64_t i = 0; i < count; ++i) values[i] = static_cast<float>(p[i]);
-    return;
-  }
-  const bfloat16* p = parameters_.data<bfloat16>() + slice.offset;
-  if (residual_.defined()) {
-    const bfloat16* low = residual_.data<bfloat16>() + slice.offset;
-    for (int64_t i = 0; i < count; ++i) values[i] = join_float({p[i].bits, low[i].bits});
+    for (size_t i = 0; i < n; ++i) values[i] = static_cast<float>(float16::from_bits(stored[i]));
+  } else if (residual_.defined()) {
+    std::vector<uint16_t> low(n);
+    read_slice(residual_, slice.offset, count, low.data());
+    for (size_t i = 0; i < n; ++i) values[i] = join_float({stored[i], low[i]});
   } else {
-    for (int64_t i = 0; i < count; ++i) values[i] = static_cast<float>(p[i]);
+    for (size_t i = 0; i < n; ++i) values[i] = static_cast<float>(bfloat16::from_bits(stored[i]));
   }
 }
 

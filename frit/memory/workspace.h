@@ -95,10 +95,12 @@ class ParameterLayout {
 class Workspace {
  public:
   // training false: parameters alone. moments: Adam 2, SGD with momentum 1. gradient_dtype: kF32 when micro-batches
-  // accumulate, else the compute dtype. clear false: nothing is written, so that a
-  // large block takes addresses alone (planning). Errors: std::invalid_argument for other counts or dtypes.
+  // accumulate, else the compute dtype. device: where the blocks lie, must outlive this; null: on the host. clear false
+  // (planning): addresses alone are reserved, on the host whatever the device, and nothing is written. Errors:
+  // std::invalid_argument for other counts or dtypes; frit::Error from a device that has no room.
   Workspace(ParameterLayout layout, Precision precision, bool training, int moments = 2,
-            DType gradient_dtype = DType::kF32, bool clear = true);
+            DType gradient_dtype = DType::kF32, bool clear = true, DeviceMemory* device = nullptr);
+  ~Workspace();
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
@@ -126,14 +128,23 @@ class Workspace {
   // The fp32 value of parameter `name`: from the master or with the residual where there is one.
   void get(std::string_view name, float* values, int64_t count) const;
 
+  // Copies a whole block (parameters(), moment1(), ...) to the host, and back. `bytes`: as many as the block has.
+  void read(const Tensor& block, void* bytes) const;
+  void write(const Tensor& block, const void* bytes) const;
+  DeviceMemory* device() const { return device_; }  // null: the host
+
  private:
   Tensor view(const Tensor& block, const ParameterLayout::Slice& slice) const;
+  // Elements [slice.offset, + count) of a block, on the host.
+  void read_slice(const Tensor& block, int64_t offset, int64_t count, void* values) const;
+  void write_slice(const Tensor& block, int64_t offset, int64_t count, const void* values) const;
   ParameterLayout layout_;
   Precision precision_;
   bool training_;
   Tensor parameters_, gradients_, moment1_, moment2_, master_, residual_;
   std::vector<Block> owned_;
   int64_t bytes_ = 0;
+  DeviceMemory* device_ = nullptr;
 };
 
 }  // namespace frit

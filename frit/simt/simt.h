@@ -81,7 +81,7 @@ constexpr int kVecOf = 16 / sizeof(T);
 //   exp2_fast log2_fast reciprocal_fast rsqrt tanh_fast          to about 2 ulp (tanh_fast: 5e-4 relative)
 //   convert<T>(float) pack2(T(), low, high)                      round to nearest even
 //   max2(T(), a, b)                the larger elements of two pairs of 16-bit ones; NaN gives way
-//   add_rn sub_rn mul_rn div_rn sqrt_rn    fp32, each rounded on its own, never fused: the CPU's bits
+//   add_rn sub_rn mul_rn div_rn sqrt_rn    fp32 (the first three fp64 too), each rounded on its own, never fused: the CPU's bits
 //   prefetch(g, i)                 into the L2 cache; nothing waits for it
 //   find_first_set count_bits leading_zeros
 //   last_block(counter, scratch)   true in all threads of the block that comes last; 2 barriers (see there)

@@ -301,6 +301,15 @@ FRIT_DEVICE float div_rn(float a, float b) {
 FRIT_DEVICE float sqrt_rn(float x) {
   return __fsqrt_rn(x);
 }
+FRIT_DEVICE double add_rn(double a, double b) {
+  return __dadd_rn(a, b);
+}
+FRIT_DEVICE double sub_rn(double a, double b) {
+  return __dsub_rn(a, b);
+}
+FRIT_DEVICE double mul_rn(double a, double b) {
+  return __dmul_rn(a, b);
+}
 FRIT_DEVICE float tanh_fast(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));

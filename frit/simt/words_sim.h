@@ -303,6 +303,15 @@ FRIT_DEVICE float div_rn(float a, float b) {
 FRIT_DEVICE float sqrt_rn(float x) {
   return std::sqrt(x);
 }
+FRIT_DEVICE double add_rn(double a, double b) {
+  return a + b;
+}
+FRIT_DEVICE double sub_rn(double a, double b) {
+  return a - b;
+}
+FRIT_DEVICE double mul_rn(double a, double b) {
+  return a * b;
+}
 FRIT_DEVICE float tanh_fast(float x) {
   return std::tanh(x);
 }

@@ -112,11 +112,12 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
 
       {"training.precision",
        &t.precision,
-       "What parameters, gradients and activations are kept in.",
-       {"fp32", "bf16-master", "bf16-stochastic", "bf16-residual"}},
+       "What parameters, gradients and activations are kept in; fp16 needs a GPU.",
+       {"fp32", "bf16-master", "bf16-stochastic", "bf16-residual", "fp16-master", "fp16-stochastic"}},
       {"training.batch_tokens",
        &t.batch_tokens,
-       "Token budget of a batch: neither its source nor its target tokens exceed it.",
+       "Token budget of a batch: neither its source nor its target tokens exceed it; 0: the largest that fits on the "
+       "GPU.",
        {}},
       {"training.accumulate",
        &t.accumulate,
@@ -158,6 +159,19 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        "Share of the target probability spread over the vocabulary.",
        {}},
       {"training.seed", &t.seed, "Seed of initialisation, shuffling, dropout, sampling and stochastic rounding.", {}},
+      {"training.loss_scale",
+       &t.loss_scale,
+       "fp16: what the loss is multiplied by at first; it halves when a gradient is not finite.",
+       {}},
+      {"training.loss_scale_growth",
+       &t.loss_scale_growth,
+       "fp16: updates without such a gradient after which the loss scale doubles; 0: never.",
+       {}},
+      {"training.count_swallowed",
+       &t.count_swallowed,
+       "Count the updates too small to change a parameter as it is stored; each log line gives their share, and "
+       "swallowed.jsonl those of every tensor. Costs one more read of the model an update.",
+       {}},
       {"training.ema_decay",
        &t.ema_decay,
        "Exponential moving average of weights, used for validation and the saved model: decay an update; 0: off.",
@@ -183,7 +197,10 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        "Validations without improvement after which training ends; 0: no early stopping.",
        {}},
       {"training.min_delta", &t.min_delta, "Smallest change that counts as improvement.", {}},
-      {"training.recompute", &t.recompute, "What backward computes again instead of keeping.", {"none", "activations"}},
+      {"training.recompute",
+       &t.recompute,
+       "What backward computes again instead of keeping: nothing, norms and activations, or whole layers.",
+       {"none", "activations", "layer"}},
       {"training.criterion_rows",
        &t.criterion_rows,
        "Target tokens whose logits are held at a time, rounded up to a multiple of 256; 0: all.",
@@ -208,15 +225,22 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        "Where checkpoints, metrics, the tokenizer and the model go; training resumes from what is there.",
        {}},
       {"run.threads", &r.threads, "CPU threads; 0: all cores.", {}},
-      {"run.device", &r.device, "Where to train.", {"cpu"}},
+      {"run.device",
+       &r.device,
+       "Where to train: the CPU, an NVIDIA GPU, or (for tests; thousands of times slower) the GPU's kernels simulated "
+       "on "
+       "the CPU.",
+       {"cpu", "cuda", "simulator"}},
       {"run.attention",
        &r.attention,
-       "Forces an implementation of attention; empty: chosen. materialised takes its memory from the heap, unplanned.",
-       {"", "flash", "materialised"}},
+       "Forces an implementation of attention; empty: chosen. CPU: flash, or materialised, which takes its memory from "
+       "the heap, unplanned. GPU: short, cudnn, materialised.",
+       {"", "flash", "short", "cudnn", "materialised"}},
       {"run.gemm",
        &r.gemm,
        "Forces an implementation of matrix products; empty: chosen. onednn takes fp32 alone.",
        {"", "packed", "onednn"}},
+      {"run.graphs", &r.graphs, "On a GPU: record the steps of each batch size as a graph, and replay it.", {}},
       {"run.tensorboard", &r.tensorboard, "Write TensorBoard event files beside metrics.jsonl.", {}},
   };
 }
@@ -443,8 +467,8 @@ void validate_config(const TrainConfig& config) {
   need(d.subword_nbest >= -1 && d.subword_nbest <= kMostCount, "data.subword_nbest", d.subword_nbest,
        fmt::format("-1 (all) to {}", kMostCount));
   need(d.subword_alpha >= 0 && d.subword_alpha <= 1, "data.subword_alpha", d.subword_alpha, "0 to 1");
-  need(t.batch_tokens >= 16 && t.batch_tokens <= kMostCount, "training.batch_tokens", t.batch_tokens,
-       fmt::format("16 to {}", kMostCount));
+  need((t.batch_tokens >= 16 && t.batch_tokens <= kMostCount) || t.batch_tokens == 0, "training.batch_tokens",
+       t.batch_tokens, fmt::format("16 to {}, or 0 for the largest that fits on the GPU", kMostCount));
   need(t.accumulate >= 1 && t.accumulate < 65536, "training.accumulate", t.accumulate, "1 to 65535");
   need(t.learning_rate > 0 && std::isfinite(t.learning_rate), "training.learning_rate", t.learning_rate, "more than 0");
   need(t.beta1 >= 0 && t.beta1 < 1, "training.beta1", t.beta1, "0 to below 1");
@@ -482,6 +506,16 @@ void validate_config(const TrainConfig& config) {
       "validation.beam", config.validation.beam, fmt::format("at most data.vocabulary {}", d.vocabulary));
   need(std::isfinite(config.validation.length_penalty), "validation.length_penalty", config.validation.length_penalty,
        "a number");
+  need(config.run.device != "cpu" || !t.precision.starts_with("fp16"), "training.precision", t.precision,
+       "another with run.device cpu");
+  need(t.loss_scale > 0 && t.loss_scale <= 16777216, "training.loss_scale", t.loss_scale, "above 0, at most 2^24");
+  need(t.loss_scale_growth >= 0, "training.loss_scale_growth", t.loss_scale_growth, "0 or more");
+  need(config.run.device == "cpu" || config.run.gemm.empty(), "run.gemm", config.run.gemm,
+       "nothing with run.device " + config.run.device);
+  need(config.run.device == "cpu" || config.run.attention != "flash", "run.attention", config.run.attention,
+       "short, cudnn or materialised with run.device " + config.run.device);
+  need(config.run.device != "cpu" || (config.run.attention != "short" && config.run.attention != "cudnn"),
+       "run.attention", config.run.attention, "flash or materialised with run.device cpu");
   need(config.run.gemm != "onednn" || t.precision == "fp32", "run.gemm", config.run.gemm,
        fmt::format("packed with training.precision {}", t.precision));
   need(!config.run.directory.empty(), "run.directory", "empty", "a folder");

@@ -46,6 +46,9 @@ struct TrainConfig {
     double clip_norm = 1;
     double label_smoothing = 0.1;
     int64_t seed = 1;
+    double loss_scale = 32768;
+    int64_t loss_scale_growth = 2000;
+    bool count_swallowed = false;
     double ema_decay = 0;
     int64_t average_checkpoints = 0;
     std::string log_every = "50u", valid_every = "1e", save_every = "1e", keep_every;
@@ -66,6 +69,7 @@ struct TrainConfig {
     std::string directory = "run";
     int64_t threads = 0;
     std::string device = "cpu", attention, gemm;
+    bool graphs = true;
     bool tensorboard = true;
   } run;
 };

@@ -22,14 +22,20 @@ BatchLengths parse_batch_lengths(std::string_view text) {
   }
 }
 
-std::string TrainingMeasurement::to_json() const {
+std::string TrainingMeasurement::to_json(std::string_view model_case) const {
   nlohmann::ordered_json j;
-  j["precision"] = precision, j["threads"] = threads, j["parameters"] = parameters, j["steps"] = steps;
+  if (!model_case.empty()) j["case"] = model_case;
+  j["device"] = device, j["precision"] = precision, j["threads"] = threads, j["parameters"] = parameters;
+  j["steps"] = steps;
   j["tokens_per_s"] = tokens_per_s, j["total_tokens_per_s"] = total_tokens_per_s;
   j["ms_per_step"] = step_ms, j["forward_ms"] = forward_ms, j["backward_ms"] = backward_ms;
   j["update_ms"] = update_ms, j["warm_s"] = first_step_s, j["loss"] = loss;
   j["workspace_mib"] = static_cast<double>(workspace_bytes) / (1 << 20);
   j["arena_mib"] = static_cast<double>(arena_bytes) / (1 << 20);
+  j["library_mib"] = static_cast<double>(library_bytes) / (1 << 20);
+  j["peak_mib"] = static_cast<double>(workspace_bytes + arena_bytes + library_bytes) / (1 << 20);
+  j["products_tuned"] = products_tuned;
+  j["ms"] = ms;
   j["peak_rss_mib"] = static_cast<double>(peak_rss_bytes) / (1 << 20);
   return j.dump();
 }
@@ -78,7 +84,8 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
     fail("[bench] {} batches, {} steps and {} before them, expected at least 1, 1 and 0", lengths.size(), steps, warm);
   const TransformerConfig sizes = model_config(config);
   ThreadPool pool(static_cast<int>(config.run.threads));
-  Transformer model(sizes, training_options(config));
+  const std::unique_ptr<Gpu> gpu = training_gpu(config);
+  Transformer model(sizes, training_options(config, gpu.get()));
   model.initialise(static_cast<uint32_t>(config.training.seed));
   std::mt19937 random(static_cast<uint32_t>(config.training.seed));
   std::vector<Batch> batches;
@@ -90,37 +97,66 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
   };
   TrainingMeasurement m;
   m.steps = steps, m.parameters = model.workspace().layout().parameters();
-  m.threads = pool.threads(), m.precision = config.training.precision;
+  m.threads = pool.threads(), m.precision = config.training.precision, m.device = gpu ? gpu->name() : "cpu";
   const Clock::time_point begin = Clock::now();
-  TrainingStep step(model, pool, step_settings(config, model.workspace()));
+  TrainingStep step(model, pool, step_settings(config, model.workspace()), gpu.get());
   for (const Batch& b : batches)
     if (step.planned()) step.plan(TrainingStep::Kind::kTrain, b.source_tokens(), b.target_tokens());
   step.reserve();
-  std::vector<double> rates, times, forward, backward, update;
-  double all_seconds = 0, all_tokens = 0;
-  for (int64_t i = 0; i < warm + steps; ++i) {
-    const Batch& batch = batches[static_cast<size_t>(i) % batches.size()];
-    const Clock::time_point start = Clock::now();
-    const Loss loss = step.forward_backward(batch, batch.target_tokens(), i, 0);
-    const Clock::time_point done = Clock::now();
-    const UpdateResult updated = step.update(1e-4, i + 1);
-    const Clock::time_point end = Clock::now();
-    if (!updated.finite) fail("[bench] the gradient of step {} is not finite", i + 1);
-    if (i + 1 == std::max<int64_t>(1, warm)) m.first_step_s = seconds(begin, end);
-    if (i < warm) continue;
-    const double s = seconds(start, end);
-    const auto tokens = static_cast<double>(batch.source_tokens() + batch.target_tokens());
-    all_seconds += s, all_tokens += tokens;
-    rates.push_back(tokens / s), times.push_back(1e3 * s);
-    forward.push_back(1e3 * seconds(start, step.backward_begun()));
-    backward.push_back(1e3 * seconds(step.backward_begun(), done));
-    update.push_back(1e3 * seconds(done, end));
-    m.loss = loss.loss / static_cast<double>(loss.tokens);
+  Tuning tuning;
+  if (gpu) m.products_tuned = tune_training(*gpu, tuning);
+  const double rates[] = {1e-4};
+  int64_t attempt = 0;
+  const auto put = [&] {
+    const Batch& batch = batches[static_cast<size_t>(attempt) % batches.size()];
+    step.begin(attempt++, batch.target_tokens(), rates, 1);
+    step.forward_backward(batch, 0);
+    step.update();
+  };
+  const auto take = [&](bool wait) {
+    auto r = step.result(wait);
+    if (r && !r->finite) fail("[bench] the gradient of step {} is not finite", r->attempt + 1);
+    return r;
+  };
+  step.set_timing(!gpu);  // on a GPU phases are measured apart, without graphs
+  for (int64_t i = 0; i < warm; ++i) {
+    put();
+    take(true);
+    if (i == 0) m.first_step_s = seconds(begin, Clock::now());
   }
-  m.tokens_per_s = median(rates), m.total_tokens_per_s = all_tokens / all_seconds;
-  m.step_ms = median(times), m.forward_ms = median(forward), m.backward_ms = median(backward);
-  m.update_ms = median(update);
+  std::vector<double> rates_seen, forward, backward, update;
+  const auto phases = [&](const StepResult& r) {
+    forward.push_back(r.forward_ms), backward.push_back(r.backward_ms), update.push_back(r.update_ms);
+  };
+  double all_tokens = 0;
+  const Clock::time_point start = Clock::now();
+  const auto note = [&](const StepResult& r) {
+    const Batch& batch = batches[static_cast<size_t>(r.attempt) % batches.size()];
+    const auto tokens = static_cast<double>(batch.source_tokens() + batch.target_tokens());
+    all_tokens += tokens;
+    m.loss = r.loss.loss / static_cast<double>(r.loss.tokens);
+    if (!gpu) phases(r);
+    if (r.step_ms <= 0) return;  // the very first
+    m.ms.push_back(r.step_ms), rates_seen.push_back(1e3 * tokens / r.step_ms);
+  };
+  for (int64_t i = 0; i < steps; ++i) {
+    put();
+    while (auto r = take(step.on_the_way() == TrainingStep::kAhead)) note(*r);
+  }
+  while (auto r = take(true)) note(*r);
+  m.total_tokens_per_s = all_tokens / seconds(start, Clock::now());
+  if (warm == 0) m.first_step_s = seconds(begin, Clock::now());
+  if (gpu) {
+    step.set_timing(true);
+    for (int64_t i = 0; i < std::min<int64_t>(steps, 10); ++i) {
+      put();
+      if (const auto r = take(true)) phases(*r);
+    }
+  }
+  m.tokens_per_s = median(rates_seen), m.step_ms = median(m.ms);
+  m.forward_ms = median(forward), m.backward_ms = median(backward), m.update_ms = median(update);
   m.workspace_bytes = model.workspace().bytes(), m.arena_bytes = static_cast<int64_t>(step.arena_bytes());
+  if (gpu) m.library_bytes = static_cast<int64_t>(gpu->library_bytes() + step.input_bytes());
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   m.peak_rss_bytes = int64_t{1024} * usage.ru_maxrss;

@@ -19,14 +19,17 @@ BatchLengths parse_batch_lengths(std::string_view json);
 struct TrainingMeasurement {
   int64_t steps = 0, parameters = 0;
   int threads = 0;
-  std::string precision;
+  std::string precision, device;
   // Tokens count source and target. The median over steps of tokens / seconds; all tokens over all time.
   double tokens_per_s = 0, total_tokens_per_s = 0;
   double step_ms = 0, forward_ms = 0, backward_ms = 0, update_ms = 0;  // medians
-  double first_step_s = 0;                                             // planning and warm-up
-  double loss = 0;                                                     // of the last step, nats a target token
-  int64_t workspace_bytes = 0, arena_bytes = 0, peak_rss_bytes = 0;
-  std::string to_json() const;
+  std::vector<double> ms;                                              // of each step
+  double first_step_s = 0;     // from nothing but the weights to the end of the first step: planning, tuning
+  int64_t products_tuned = 0;  // shapes of products that were timed before
+  double loss = 0;             // of the last step, nats a target token
+  int64_t workspace_bytes = 0, arena_bytes = 0, library_bytes = 0, peak_rss_bytes = 0;
+  // model_case: a name for what was measured; may be empty.
+  std::string to_json(std::string_view model_case = {}) const;
 };
 
 // Trains config's model (vocabulary: data.vocabulary) for `warm` steps that are not counted and then `steps` more, one

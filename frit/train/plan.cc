@@ -93,8 +93,9 @@ int64_t bytes_of(const Tensor& block) {
 
 }  // namespace
 
-TrainingPlan plan_training(const TrainConfig& config, const TrainingPlanOptions& options) {
-  validate_config(config);
+TrainingPlan plan_training(const TrainConfig& given, const TrainingPlanOptions& options) {
+  validate_config(given);
+  TrainConfig config = given;
   FRIT_CHECK(options.sentence_tokens >= 1, "[plan] sentences of {} tokens, expected 1 or more",
              options.sentence_tokens);
   const auto& t = config.training;
@@ -104,11 +105,22 @@ TrainingPlan plan_training(const TrainConfig& config, const TrainingPlanOptions&
   else
     sizes = model_config(
         config, Tokenizer::load(config.data.tokenizer.empty() ? config.model.init_from : config.data.tokenizer));
-  Transformer::Options model_options = training_options(config);
+  const std::unique_ptr<Gpu> gpu = training_gpu(config);
+  if (t.batch_tokens == 0) {
+    if (!gpu || gpu->bytes_free() == 0)
+      fail(
+          "[plan] training.batch_tokens 0 takes the largest batches that fit on a GPU: give a number for run.device {}",
+          config.run.device);
+    config.training.batch_tokens = std::max<int64_t>(
+        kPlanTokens, largest_batch_tokens(config, sizes, *gpu, static_cast<int64_t>(gpu->bytes_free())));
+  }
+  Transformer::Options model_options = training_options(config, gpu.get());
   model_options.planning = true;
   Transformer model(sizes, model_options);
   ThreadPool pool(static_cast<int>(config.run.threads));
-  TrainingStep step(model, pool, step_settings(config, model.workspace()));
+  StepSettings settings = step_settings(config, model.workspace());
+  settings.ema_decay = 0;  // its memory is reckoned below
+  TrainingStep step(model, pool, settings, gpu.get());
 
   if (!step.planned())
     fail("[plan] run.attention is {}, whose memory depends on every sentence's length: leave it out to plan",
@@ -148,12 +160,39 @@ TrainingPlan plan_training(const TrainConfig& config, const TrainingPlanOptions&
   plan.update_bytes = 2 * plan.gradient_bytes + 2 * (plan.parameter_bytes + plan.moment_bytes + plan.master_bytes);
   plan.machine_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   plan.available_bytes = available_memory(plan.machine_bytes);
+  if (gpu && gpu->bytes_free() > 0) plan.machine_bytes = plan.available_bytes = static_cast<int64_t>(gpu->bytes_free());
   if (options.measure) {
     measure_machine(config, sizes, plan);
     plan.step_s = plan.product_flops / plan.flops_per_s +
                   static_cast<double>(plan.moved_bytes + plan.update_bytes) / plan.bytes_per_s;
   }
   return plan;
+}
+
+int64_t largest_batch_tokens(const TrainConfig& config, const TransformerConfig& sizes, Gpu& gpu, int64_t bytes) {
+  Transformer::Options options = training_options(config, &gpu);
+  options.planning = true;
+  Transformer model(sizes, options);
+  ThreadPool pool(1);
+  StepSettings settings = step_settings(config, model.workspace());
+  settings.ema_decay = 0;
+  TrainingStep step(model, pool, settings, &gpu);
+  const Workspace& w = model.workspace();
+  // What cuBLASLt, cuDNN and the run time take beside the arena: 2 % of everything, and 256 MiB.
+  int64_t fixed = w.bytes() + (int64_t{256} << 20) + bytes / 50;
+  if (config.training.ema_decay > 0) fixed += w.layout().elements() * (w.precision() == Precision::kF32 ? 4 : 6);
+  const auto fits = [&](int64_t units) {
+    const int64_t tokens = units * kPlanTokens;
+    const auto peak = static_cast<int64_t>(plan_memory(step.record(TrainingStep::Kind::kTrain, tokens, tokens)).peak);
+    return fixed + peak + 5 * tokens * static_cast<int64_t>(sizeof(int32_t)) <= bytes;
+  };
+  int64_t good = 0, bad = 1;
+  while (bad < (int64_t{1} << 20) && fits(bad)) good = bad, bad *= 2;
+  while (bad - good > 1) {
+    const int64_t middle = (good + bad) / 2;
+    (fits(middle) ? good : bad) = middle;
+  }
+  return good * kPlanTokens;
 }
 
 std::string TrainingPlan::to_string(int largest) const {

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "frit/backend/gpu.h"
+#include "frit/models/transformer/config.h"
 #include "frit/train/config.h"
 
 namespace frit {
@@ -51,5 +53,10 @@ struct TrainingPlan {
 // Reserves address space for the model but touches none of it; reads no training text. Errors: frit::Error for a
 // configuration that cannot work; std::bad_alloc if the system does not even reserve the memory.
 TrainingPlan plan_training(const TrainConfig& config, const TrainingPlanOptions& options = {});
+
+// The largest token budget, a multiple of 256, whose steps fit into `bytes` of a GPU's memory: weights, gradients and
+// optimizer, the arena, and what the GPU's libraries take. 0: not even the smallest. Takes some planning, and no memory
+// to speak of.
+int64_t largest_batch_tokens(const TrainConfig& config, const TransformerConfig& sizes, Gpu& gpu, int64_t bytes);
 
 }  // namespace frit

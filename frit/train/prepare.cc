@@ -303,9 +303,23 @@ BatcherOptions valid_batches(const TrainConfig& config, const TransformerConfig&
   return options;
 }
 
-Transformer::Options training_options(const TrainConfig& config) {
+std::unique_ptr<Gpu> training_gpu(const TrainConfig& config) {
+  const std::string& device = config.run.device;
+  if (device == "cpu") return nullptr;
+  if ((device == "cuda") != built_with_cuda())
+    fail("[config] run.device is {}, but this build of frit has {}", device,
+         built_with_cuda() ? "CUDA, not the simulator" : "no CUDA (cmake --preset cuda makes one that has)");
+  return make_gpu();
+}
+
+int64_t tune_training(Gpu& gpu, Tuning& tuning) {
+  return gpu.tune_products(tuning);
+}
+
+Transformer::Options training_options(const TrainConfig& config, Gpu* gpu) {
   const auto& t = config.training;
   Transformer::Options options;
+  options.device = gpu;
   options.precision = parse_precision(t.precision);
   options.training = true;
   options.moments = t.optimizer != "sgd" ? 2 : t.momentum != 0 ? 1 : 0;
@@ -318,14 +332,22 @@ StepSettings step_settings(const TrainConfig& config, const Workspace& workspace
   StepSettings s;
   s.criterion.smoothing = static_cast<float>(t.label_smoothing);
   s.criterion.chunk_rows = t.criterion_rows;
-  s.recompute = t.recompute == "activations";
+  s.recompute = t.recompute == "layer"         ? Recompute::kLayer
+                : t.recompute == "activations" ? Recompute::kActivations
+                                               : Recompute::kNone;
   s.optimizer.kind = parse_optimizer(t.optimizer);
   s.optimizer.beta1 = t.beta1, s.optimizer.beta2 = t.beta2, s.optimizer.eps = t.eps;
   s.optimizer.momentum = t.momentum;
   s.optimizer.weight_decay = t.weight_decay;
   s.optimizer.decay_end = workspace.layout().decay_end();
   s.optimizer.seed = static_cast<uint32_t>(t.seed);
-  s.clip_norm = t.clip_norm;
+  s.prepare.max_norm = t.clip_norm;
+  const bool half = workspace.parameters().dtype() == DType::kF16;
+  s.prepare.growth_interval = half ? t.loss_scale_growth : 0;
+  s.loss_scale = half ? static_cast<float>(t.loss_scale) : 1.0f;
+  s.ema_decay = s.prepare.ema_decay = t.ema_decay;
+  s.graphs = config.run.graphs;
+  s.count_swallowed = t.count_swallowed;
   s.seed = static_cast<uint32_t>(t.seed);
   s.attention = config.run.attention, s.gemm = config.run.gemm;
   return s;

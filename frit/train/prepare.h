@@ -57,8 +57,13 @@ BatcherOptions train_batches(const TrainConfig& config, const TokenFile& file, c
 // Every sentence that the model has positions for, in the corpus's order.
 BatcherOptions valid_batches(const TrainConfig& config, const TransformerConfig& model, const TokenFile& file);
 
+// The GPU that run.device names; nullptr: the CPU. Errors: frit::Error if there is none, or this build has no CUDA.
+std::unique_ptr<Gpu> training_gpu(const TrainConfig& config);
+// Times the kinds of products that steps planned so far will run and `tuning` does not know, and uses the fastest from
+// now on. Returns how many there were. `tuning` must outlive the gpu's use.
+int64_t tune_training(Gpu& gpu, Tuning& tuning);
 StepSettings step_settings(const TrainConfig& config, const Workspace& workspace);
-Transformer::Options training_options(const TrainConfig& config);
+Transformer::Options training_options(const TrainConfig& config, Gpu* gpu = nullptr);
 
 // Warm-up and end of the schedule in updates; the batcher is asked for the batches of an epoch if a period is not in
 // updates.

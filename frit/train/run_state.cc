@@ -16,6 +16,8 @@ std::string RunState::to_json() const {
             {"attempts", attempts},
             {"skipped", skipped},
             {"skipped_in_a_row", skipped_in_a_row},
+            {"finite_updates", finite_updates},
+            {"loss_scale", loss_scale},
             {"target_tokens", target_tokens},
             {"source_tokens", source_tokens},
             {"epoch", position.epoch},
@@ -45,6 +47,8 @@ RunState RunState::from_json(std::string_view text) {
     j.at("attempts").get_to(s.attempts);
     j.at("skipped").get_to(s.skipped);
     j.at("skipped_in_a_row").get_to(s.skipped_in_a_row);
+    s.finite_updates = j.value("finite_updates", s.updates);  // earlier checkpoints do not say
+    s.loss_scale = j.value("loss_scale", 1.0);
     j.at("target_tokens").get_to(s.target_tokens);
     j.at("source_tokens").get_to(s.source_tokens);
     j.at("epoch").get_to(s.position.epoch);

@@ -15,6 +15,8 @@ struct RunState {
   int64_t attempts = 0;             // updates tried, skipped ones included: decides dropout masks
   int64_t skipped = 0;              // updates left out because something was not finite
   int64_t skipped_in_a_row = 0;     // up to now
+  int64_t finite_updates = 0;       // since the loss scale last changed
+  double loss_scale = 1;            // of the next step
   int64_t target_tokens = 0;        // trained on
   int64_t source_tokens = 0;        // trained on
   BatchPosition position;           // of the next batch

@@ -1,9 +1,13 @@
-// One training step over a Transformer: planned memory, forward and backward of micro-batches, and the update.
+// Training steps of a Transformer, on the CPU or a GPU: planned memory, forward and backward of micro-batches, and the
+// update. On a GPU nothing here waits for it: steps are put on its stream, and what they did is read later.
 #pragma once
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,36 +24,54 @@ namespace frit {
 
 struct StepSettings {
   CriterionOptions criterion;  // chunk_rows is rounded up to a multiple of kPlanTokens
-  bool recompute = false;
+  Recompute recompute = Recompute::kNone;
   OptimizerArgs optimizer;
-  double clip_norm = 0;   // 0: no clipping
-  uint32_t seed = 1;      // of dropout; OptimizerArgs::seed is that of stochastic rounding
-  std::string attention;  // forced implementations; empty: chosen
+  PrepareArgs prepare;           // clipping, and how the loss scale moves
+  float loss_scale = 1;          // at first; f16 gradients need one
+  double ema_decay = 0;          // of the weights' average; 0: there is none
+  bool count_swallowed = false;  // count updates that 16 bits lose, see swallowed()
+  uint32_t seed = 1;             // of dropout; OptimizerArgs::seed is that of stochastic rounding
+  std::string attention;         // forced implementations; empty: chosen
   std::string gemm;
+  bool graphs = true;  // on a GPU: a batch size's steps are recorded as a graph when it comes the second time
 };
 
-// Numbers of tokens are rounded up to a multiple of this for planning: one plan serves all batches of a key.
+// Numbers of tokens are rounded up to a multiple of this for planning: one plan serves all batches of a key. On a GPU
+// batches are filled up to it.
 constexpr int64_t kPlanTokens = 256;
 
-// What an update did.
-struct UpdateResult {
+// What one update did.
+struct StepResult {
+  int64_t attempt = 0;   // as given to begin()
+  Loss loss;             // sums over its batches
   bool finite = true;    // false: the gradient was not, and nothing was changed
   double grad_norm = 0;  // before clipping
+  int64_t updates = 0;   // made so far
+  float loss_scale = 1;  // of the next step
+  // Milliseconds from the end of the update before to the end of this one, by the device's clock; 0 for the first.
+  double step_ms = 0;
+  // With TrainingStep::set_timing: from begin() to the end of the last micro-batch's forward, of its backward, of the
+  // update.
+  double forward_ms = 0, backward_ms = 0, update_ms = 0;
 };
 
 // Runs steps from static plans. Each key (source tokens, target tokens, both rounded up) is recorded once, in planning
 // mode; afterwards its steps allocate nothing. The arena serves all plans; it grows only when a new key needs more,
-// which on_grow hears of. One thread drives it.
+// which on_grow hears of. One thread drives it:
+//   begin(); forward_backward() for each micro-batch; update(); and result() some time later.
 class TrainingStep {
  public:
   enum class Kind : uint8_t { kTrain, kEvaluate };
+  // Updates that may be on the way at one time. Learning rates are given for one more.
+  static constexpr int kAhead = 8;
 
-  // model and pool must outlive this.
-  TrainingStep(Transformer& model, ThreadPool& pool, const StepSettings& settings);
+  // model and pool must outlive this; with a gpu, model lies there, and gpu must outlive this, too.
+  TrainingStep(Transformer& model, ThreadPool& pool, const StepSettings& settings, Gpu* gpu = nullptr);
+  ~TrainingStep();
 
-  // False when attention is forced to be materialised: its temporaries depend on the length of every sentence, so that
-  // no plan serves all batches of a key. Forward and backward then allocate from the heap.
-  bool planned() const { return settings_.attention != "materialised"; }
+  // False when attention is forced to be materialised on the CPU: its temporaries depend on the length of every
+  // sentence, so that no plan serves all batches of a key. Forward and backward then allocate from the heap.
+  bool planned() const { return gpu_ || settings_.attention != "materialised"; }
   // The plan for batches of these sizes, recorded if its key is new; nullptr if !planned().
   const Plan* plan(Kind kind, int64_t source_tokens, int64_t target_tokens);
   // The lifetimes behind such a plan: names, sizes, births and deaths. Errors: std::invalid_argument if !planned().
@@ -61,21 +83,58 @@ class TrainingStep {
   size_t total() const { return total_; }
   size_t peak() const { return peak_; }
   size_t arena_bytes() const { return memory_.arena_bytes(); }
+  // On a GPU, beside arena and workspace: the batch, the optimizer's numbers and the average of weights.
+  size_t input_bytes() const { return inputs_bytes_; }
   int64_t plans() const { return static_cast<int64_t>(plans_.size()); }
 
-  // Forward and backward of one micro-batch. The gradients are those of the mean loss over step_tokens target tokens.
-  // `attempt` counts updates tried, skipped ones included: with `stream`, the micro-batch, it decides the dropout
-  // masks.
-  Loss forward_backward(const Batch& batch, int64_t step_tokens, int64_t attempt, int64_t stream);
-  // Updates the parameters from the gradients. step: 1 for the first update.
-  UpdateResult update(double learning_rate, int64_t step);
-  // Loss without dropout and smoothing.
-  Loss evaluate(const Batch& batch);
-  // Sum of squares of a block of the workspace, f32 or bf16: not finite if one of its elements is not.
+  // Begins update number `attempt` (counted from 0, skipped ones included) over step_tokens target tokens in all.
+  // rates[i] is the learning rate of update first + i (the first update is number 1): which one this will be is known
+  // where it runs, so that a skipped update shifts the rates without anybody waiting. Errors: std::invalid_argument for
+  // no tokens or no rates.
+  void begin(int64_t attempt, int64_t step_tokens, std::span<const double> rates, int64_t first);
+  // Forward and backward of micro-batch `stream`, 0 for the first. The gradients are those of the mean loss over
+  // step_tokens target tokens. (seed, attempt, stream) decide the dropout masks. The batch may go when this returns.
+  void forward_backward(const Batch& batch, int64_t stream);
+  // Updates the parameters, and the average of weights, from the gradients, unless one of these is not finite.
+  void update();
+  // What the oldest update that was not told of did; nothing if there is none, or it is still on the way and `wait` is
+  // false. update() waits for the oldest one when kAhead are on the way.
+  std::optional<StepResult> result(bool wait);
+  // Updates that result() has not told of.
+  int64_t on_the_way() const { return static_cast<int64_t>(attempts_done_ - results_told_); }
+
+  // Loss without dropout and smoothing: sums over all batches since the last evaluated().
+  void evaluate(const Batch& batch);
+  Loss evaluated();  // waits
+  // Sum of squares of a block of the workspace: not finite if one of its elements is not. Waits.
   double sum_of_squares(const Tensor& block);
 
-  // Time between forward's end and backward's begin of the last forward_backward.
-  std::chrono::steady_clock::time_point backward_begun() const { return backward_begun_; }
+  // The optimizer's numbers, to be kept in checkpoints. Waits.
+  struct Numbers {
+    int64_t updates = 0, finite = 0;  // finite: updates since the loss scale last changed
+    float loss_scale = 1;
+  };
+  Numbers numbers();
+  void set_numbers(const Numbers& numbers);
+
+  // The average of weights, f32; undefined without ema_decay. It starts at zero: see set_ema.
+  const Tensor& ema() const { return ema_; }
+  // Copies the average to or from `values`, elements() of them. Waits.
+  void get_ema(float* values);
+  void set_ema(const float* values);
+  // Puts the average in the place of the parameters (true), and the parameters back (false). No step in between.
+  void exchange_ema(bool in);
+
+  // Of one parameter, since the last swallowed(): updates that were not zero in fp32, and those of them that left the
+  // stored value as it was (see optimizer_swallowed). Empty without count_swallowed. Waits.
+  struct Swallowed {
+    std::string name;
+    int64_t updates = 0, lost = 0;
+  };
+  std::vector<Swallowed> swallowed();
+
+  // Fills in the milliseconds of results from now on. Steps then run without graphs.
+  void set_timing(bool timing) { timing_ = timing; }
 
   // Called with the old and new size when the arena grows after reserve().
   std::function<void(size_t before, size_t after)> on_grow;
@@ -83,21 +142,54 @@ class TrainingStep {
 
  private:
   using Key = std::pair<Kind, std::pair<int64_t, int64_t>>;
+  struct Recorded {
+    int64_t seen = 0;
+    std::unique_ptr<GpuGraph> graph;
+  };
+  struct Slot;  // of one update on the way
+  struct Staging;
+  Tensor scalar(DType dtype, int64_t count);
   const Plan* ready(Kind kind, const Batch& batch);
   void note(const Plan& plan);
   StepOptions step_options(bool accumulate);
+  // The batch where the model lies, filled up on a GPU.
+  BatchView place(const Batch& batch);
+  template <typename Work>
+  void run(Recorded* recorded, Work&& work);
+  void to_device(const Tensor& to, const void* from);
+  void from_device(void* to, const Tensor& from);
+  OptimizerBlocks blocks() const;
 
   Transformer& model_;
   StepSettings settings_;
+  Gpu* gpu_;
   Memory memory_;
   Context context_;
   std::map<Key, Plan> plans_;
   Plan update_plan_;
   size_t peak_ = 0, lower_bound_ = 0, total_ = 0;
-  float scale_ = 0;
-  double squares_ = 0;
-  int32_t not_finite_ = 0;
-  std::chrono::steady_clock::time_point backward_begun_;
+
+  Block scalars_;  // the tensors below, where the model lies
+  size_t scalars_used_ = 0;
+  std::vector<void*> born_;
+  Tensor rates_, first_, inverse_tokens_, scale_, totals_, evaluation_, squares_, not_finite_;
+  OptimizerState state_;
+  Block ema_block_, aside_block_, slice_ends_block_, swallowed_block_;
+  Tensor ema_, aside_, slice_ends_, swallowed_;
+
+  int64_t attempt_ = 0;        // of the update that was begun
+  int64_t attempts_done_ = 0;  // updates put on the way
+  int64_t results_told_ = 0;
+  int64_t updates_told_ = 0;  // updates made as of the last result
+  bool evaluating_ = false;   // evaluation_ holds sums
+  bool timing_ = false;
+  std::vector<std::unique_ptr<Slot>> slots_;       // kAhead + 1 of them
+  std::vector<std::unique_ptr<Staging>> staging_;  // batches on their way to the GPU
+  size_t next_staging_ = 0;
+  Block inputs_;  // the batch on the GPU
+  size_t inputs_bytes_ = 0;
+  std::map<std::pair<std::pair<int64_t, int64_t>, bool>, Recorded> graphs_;
+  Recorded update_graph_;
 };
 
 }  // namespace frit

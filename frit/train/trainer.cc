@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
+#include <cstdlib>
 #include <ctime>
+#include <deque>
 #include <filesystem>
+#include <fstream>
 #include <ostream>
 #include <streambuf>
 
@@ -17,6 +19,7 @@
 #include "frit/train/early_stopping.h"
 #include "frit/train/metrics.h"
 #include "frit/train/period.h"
+#include "frit/train/plan.h"
 #include "frit/train/prepare.h"
 #include "frit/train/progress.h"
 #include "frit/train/run_state.h"
@@ -38,9 +41,6 @@ double wall_time() {
 std::string mib(size_t bytes) {
   return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
-std::span<std::byte> bytes_of(const Tensor& block) {
-  return {static_cast<std::byte*>(block.raw()), static_cast<size_t>(block.bytes())};
-}
 
 // Swallows everything: the log of a silent trainer.
 struct NullBuffer : std::streambuf {
@@ -48,81 +48,63 @@ struct NullBuffer : std::streambuf {
   std::streamsize xsputn(const char*, std::streamsize n) override { return n; }
 };
 
-// Elements [begin, end) of the parameters in fp32, from the master or with the residual where there is one. `scratch`
-// has room for them; it is used where they do not lie in memory as fp32 already.
-std::span<const float> read_f32(const Workspace& w, int64_t begin, int64_t end, float* scratch) {
-  const auto count = static_cast<size_t>(end - begin);
-  const Tensor exact = w.precision() == Precision::kF32 ? w.parameters() : w.master();
-  if (exact.defined()) return {exact.data<float>() + begin, count};
-  const bfloat16* p = w.parameters().data<bfloat16>() + begin;
-  if (w.residual().defined()) {
-    const bfloat16* low = w.residual().data<bfloat16>() + begin;
-    for (size_t i = 0; i < count; ++i) scratch[i] = join_float({p[i].bits, low[i].bits});
-  } else {
-    for (size_t i = 0; i < count; ++i) scratch[i] = static_cast<float>(p[i]);
-  }
-  return {scratch, count};
-}
-
-// The weights' exponential moving average, fp32, and its way into the model for validation.
-class Ema {
+// A block of the workspace as checkpoints hold it: where it lies, or a copy of what lies on a GPU.
+class BlockBytes {
  public:
-  Ema(const Workspace& workspace, ThreadPool& pool) : workspace_(workspace), pool_(pool) {
-    block_ = allocate_block(static_cast<size_t>(elements()) * sizeof(float));
-    std::memset(block_.get(), 0, static_cast<size_t>(elements()) * sizeof(float));
-    if (workspace.precision() != Precision::kF32)
-      aside_ = allocate_block(static_cast<size_t>(elements()) * sizeof(bfloat16));
+  BlockBytes(const Workspace& workspace, const Tensor& block) : workspace_(workspace), block_(block) {
+    if (workspace.device()) copy_.resize(static_cast<size_t>(block.bytes()));
   }
-
-  std::span<float> values() const { return {reinterpret_cast<float*>(block_.get()), static_cast<size_t>(elements())}; }
-
-  void update(double decay) {
-    pool_.parallel_for(elements(), 1 << 16, [&](int64_t begin, int64_t end, int) {
-      constexpr int64_t kPiece = 4096;
-      float scratch[kPiece];
-      for (int64_t i = begin; i < end; i += kPiece) {
-        const int64_t to = std::min(end, i + kPiece);
-        ema_update(values().subspan(static_cast<size_t>(i), static_cast<size_t>(to - i)),
-                   read_f32(workspace_, i, to, scratch), decay);
-      }
-    });
+  std::span<std::byte> bytes() {
+    if (workspace_.device()) return copy_;
+    return {static_cast<std::byte*>(block_.raw()), static_cast<size_t>(block_.bytes())};
   }
-
-  // While it lives, the model computes with the average.
-  class InModel {
-   public:
-    explicit InModel(Ema& ema) : ema_(ema) { ema_.exchange(true); }
-    ~InModel() { ema_.exchange(false); }
-    InModel(const InModel&) = delete;
-    InModel& operator=(const InModel&) = delete;
-
-   private:
-    Ema& ema_;
-  };
+  void fetch() {
+    if (workspace_.device()) workspace_.read(block_, copy_.data());
+  }
+  void put_back() {
+    if (workspace_.device()) workspace_.write(block_, copy_.data());
+  }
 
  private:
-  int64_t elements() const { return workspace_.layout().elements(); }
-  void exchange(bool in) {
-    const Tensor p = workspace_.parameters();
-    pool_.parallel_for(elements(), 1 << 16, [&](int64_t begin, int64_t end, int) {
-      if (p.dtype() == DType::kF32) {
-        std::swap_ranges(p.data<float>() + begin, p.data<float>() + end, values().data() + begin);
-        return;
-      }
-      bfloat16 *to = p.data<bfloat16>(), *aside = reinterpret_cast<bfloat16*>(aside_.get());
-      if (in) {
-        std::copy(to + begin, to + end, aside + begin);
-        for (int64_t i = begin; i < end; ++i) to[i] = bfloat16(values()[static_cast<size_t>(i)]);
-      } else {
-        std::copy(aside + begin, aside + end, to + begin);
-      }
-    });
-  }
-
   const Workspace& workspace_;
-  ThreadPool& pool_;
-  Block block_, aside_;
+  Tensor block_;
+  std::vector<std::byte> copy_;
 };
+
+// While it lives, the model computes with the average of its weights, if there is one.
+class AverageInModel {
+ public:
+  explicit AverageInModel(TrainingStep& step) : step_(step) {
+    if (step_.ema().defined()) step_.exchange_ema(true);
+  }
+  ~AverageInModel() {
+    if (step_.ema().defined()) step_.exchange_ema(false);
+  }
+  AverageInModel(const AverageInModel&) = delete;
+  AverageInModel& operator=(const AverageInModel&) = delete;
+
+ private:
+  TrainingStep& step_;
+};
+
+// Where what timing found is kept from run to run: $XDG_CACHE_HOME/frit or ~/.cache/frit.
+fs::path cache_directory() {
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache && *cache) return fs::path(cache) / "frit";
+  if (const char* home = std::getenv("HOME"); home && *home) return fs::path(home) / ".cache" / "frit";
+  return fs::temp_directory_path() / "frit";
+}
+
+// A checkpoint's blocks of weights by name.
+std::vector<std::pair<const char*, Tensor>> named_blocks(const Workspace& w) {
+  std::vector<std::pair<const char*, Tensor>> blocks;
+  for (const auto& [name, block] : {std::pair{"parameters", w.parameters()},
+                                    {"master", w.master()},
+                                    {"residual", w.residual()},
+                                    {"moment1", w.moment1()},
+                                    {"moment2", w.moment2()}})
+    if (block.defined()) blocks.emplace_back(name, block);
+  return blocks;
+}
 
 }  // namespace
 
@@ -140,8 +122,9 @@ struct Trainer::Impl {
   TransformerConfig sizes;
   TokenFile train_file;
   std::optional<Batcher> batcher;
+  std::unique_ptr<Gpu> gpu;  // nullptr: training on the CPU
+  Tuning tuning;             // what timing found on it
   std::unique_ptr<Transformer> model;
-  std::unique_ptr<Ema> ema;
   std::unique_ptr<TrainingStep> step;
   std::optional<EarlyStopper> early;
   std::optional<MetricsWriter> metrics;
@@ -156,6 +139,12 @@ struct Trainer::Impl {
   Clock::time_point resumed_at;
   double seconds_before = 0;
   std::optional<double> last_norm;  // of this process's last update: a finished run that is run again has none
+  // Updates on the way, oldest first: where the data stands behind each.
+  struct OnTheWay {
+    int64_t attempt = 0, source_tokens = 0, target_tokens = 0, epoch_sentences = 0;
+    BatchPosition position;
+  };
+  std::deque<OnTheWay> on_the_way;
 
   Impl(TrainConfig c, TrainerOutput o, TrainerHooks h)
       : config(std::move(c)),
@@ -172,12 +161,22 @@ struct Trainer::Impl {
   bool use_bleu() const { return config.training.early_stopping_metric == "bleu"; }
 
   // Passes over the data, the fraction of this one by sentences.
-  double epochs() const {
-    return static_cast<double>(state.position.epoch) +
-           static_cast<double>(state.epoch_sentences) /
-               static_cast<double>(std::max<int64_t>(1, batcher->counts().used()));
+  double epochs() const { return epochs_at(state.position, state.epoch_sentences); }
+  double epochs_at(const BatchPosition& position, int64_t sentences) const {
+    return static_cast<double>(position.epoch) +
+           static_cast<double>(sentences) / static_cast<double>(std::max<int64_t>(1, batcher->counts().used()));
   }
   TrainingPosition here() const { return {state.updates, epochs(), state.target_tokens}; }
+  // Where training will stand when all that is on the way has come, if none of it is skipped.
+  TrainingPosition ahead() const {
+    TrainingPosition p = here();
+    if (on_the_way.empty()) return p;
+    const OnTheWay& last = on_the_way.back();
+    p.updates += static_cast<int64_t>(on_the_way.size());
+    p.epochs = epochs_at(last.position, last.epoch_sentences);
+    for (const OnTheWay& u : on_the_way) p.target_tokens += u.target_tokens;
+    return p;
+  }
   double seconds() const { return seconds_before + seconds_between(resumed_at, Clock::now()); }
 
   TrainResult result(TrainEnd end) const {
@@ -208,10 +207,15 @@ struct Trainer::Impl {
   std::optional<CheckpointInfo> find_checkpoint();
   void restore(const CheckpointInfo& checkpoint);
   void save(bool interrupted, std::optional<double> metric = std::nullopt);
+  void take_largest_batches(const std::optional<CheckpointInfo>& checkpoint);
   void plan();
-  bool do_update(Prefetcher& prefetcher);
+  void tune();
+  bool start_update(Prefetcher& prefetcher);
+  void finish_updates(bool all);
+  void finish_update(const OnTheWay& u, const StepResult& r);
   void show();
   void log_metrics();
+  void log_swallowed();
   bool validate();
   void finish_model();
 };
@@ -261,13 +265,17 @@ void Trainer::Impl::restore(const CheckpointInfo& checkpoint) {
   same(saved.valid_hash, state.valid_hash, "the validation text");
   state = saved;
   const Workspace& w = model->workspace();
-  read_blob(checkpoint, "parameters", bytes_of(w.parameters()));
-  for (const auto& [name, block] : {std::pair{"master", w.master()},
-                                    {"residual", w.residual()},
-                                    {"moment1", w.moment1()},
-                                    {"moment2", w.moment2()}})
-    if (block.defined()) read_blob(checkpoint, name, bytes_of(block));
-  if (ema) read_blob(checkpoint, "ema", std::as_writable_bytes(ema->values()));
+  for (const auto& [name, block] : named_blocks(w)) {
+    BlockBytes bytes(w, block);
+    read_blob(checkpoint, name, bytes.bytes());
+    bytes.put_back();
+  }
+  if (step->ema().defined()) {
+    std::vector<float> average(static_cast<size_t>(step->ema().numel()));
+    read_blob(checkpoint, "ema", std::as_writable_bytes(std::span(average)));
+    step->set_ema(average.data());
+  }
+  step->set_numbers({state.updates, state.finite_updates, static_cast<float>(state.loss_scale)});
   early->restore(state.early_stopping);
   batcher->seek(state.position);
   saved_attempts = state.attempts;
@@ -283,19 +291,67 @@ void Trainer::Impl::save(bool interrupted, std::optional<double> metric) {
           state.updates);
   state.seconds = seconds();
   state.early_stopping = early->save();
+  const TrainingStep::Numbers numbers = step->numbers();
+  state.finite_updates = numbers.finite, state.loss_scale = numbers.loss_scale;
   const std::string json = state.to_json(), toml = dump_config(config, false);
   std::vector<CheckpointBlob> blobs = {CheckpointBlob::text("state.json", json),
-                                       CheckpointBlob::text("config.toml", toml),
-                                       {"parameters", {bytes_of(w.parameters())}}};
-  for (const auto& [name, block] : {std::pair{"master", w.master()},
-                                    {"residual", w.residual()},
-                                    {"moment1", w.moment1()},
-                                    {"moment2", w.moment2()}})
-    if (block.defined()) blobs.push_back({name, {bytes_of(block)}});
-  if (ema) blobs.push_back(CheckpointBlob::array("ema", ema->values()));
+                                       CheckpointBlob::text("config.toml", toml)};
+  std::deque<BlockBytes> blocks;
+  for (const auto& [name, block] : named_blocks(w)) {
+    blocks.emplace_back(w, block).fetch();
+    blobs.push_back({name, {blocks.back().bytes()}});
+  }
+  std::vector<float> average;
+  if (step->ema().defined()) {
+    average.resize(static_cast<size_t>(step->ema().numel()));
+    step->get_ema(average.data());
+    blobs.push_back(CheckpointBlob::array("ema", std::span<const float>(average)));
+  }
   metrics->sync();
   (interrupted ? *aside : *store).save(state.updates, blobs, metric);
   saved_attempts = state.attempts;
+}
+
+// training.batch_tokens 0: the largest budget that fits; a run that goes on keeps what it began with.
+void Trainer::Impl::take_largest_batches(const std::optional<CheckpointInfo>& checkpoint) {
+  int64_t& tokens = config.training.batch_tokens;
+  if (checkpoint) {
+    TrainConfig before;
+    parse_config(before, read_blob(*checkpoint, "config.toml"), (checkpoint->path / "config.toml").string());
+    tokens = before.training.batch_tokens;
+    return;
+  }
+  const int64_t free = gpu ? static_cast<int64_t>(gpu->bytes_free()) : 0;
+  if (free == 0)
+    fail(
+        "[config] training.batch_tokens 0 takes the largest batches that fit on a GPU: give a number for run.device {}",
+        config.run.device);
+  tokens = largest_batch_tokens(config, sizes, *gpu, free);
+  if (tokens == 0) fail("[train] the model does not fit: {} has {} free", gpu->name(), mib(static_cast<size_t>(free)));
+  say(fmt::format("Batches: {} tokens, the most that fits into {} of {}", format_count(tokens),
+                  mib(static_cast<size_t>(free)), gpu->name()));
+}
+
+// Times what this GPU has to be asked: kinds of products that no earlier run has met. What a run was begun with, it
+// goes on with; a new one begins with what other runs on this kind of GPU found.
+void Trainer::Impl::tune() {
+  const fs::path own = run / "tuning.json", common = cache_directory() / "tuning.json";
+  tuning = Tuning::load(own.string(), gpu->name());
+  if (tuning.size() == 0) tuning = Tuning::load(common.string(), gpu->name());
+  const Clock::time_point begin = Clock::now();
+  const int64_t found = tune_training(*gpu, tuning);
+  step->context().set_tuning(&tuning);
+  tuning.save(own.string(), gpu->name());
+  if (found == 0) return;
+  std::error_code error;
+  fs::create_directories(common.parent_path(), error);
+  if (error)
+    say(fmt::format("Note: {} cannot be made, so the next run times its products again: {}",
+                    common.parent_path().string(), error.message()));
+  else
+    tuning.save(common.string(), gpu->name());
+  say(fmt::format("Products: {} shapes timed in {:.1f} s, {} known", found, seconds_between(begin, Clock::now()),
+                  tuning.size()));
 }
 
 // Plans every key of the first epoch and of validation, and reserves the arena.
@@ -313,7 +369,23 @@ void Trainer::Impl::plan() {
                     mib(static_cast<size_t>(model->workspace().bytes())), config.run.attention));
     return;
   }
+  if (gpu) {
+    const auto free = static_cast<int64_t>(gpu->bytes_free());
+    const auto wanted = static_cast<int64_t>(step->peak());
+    if (free > 0 && wanted > free) {
+      const int64_t all = free + model->workspace().bytes();
+      const int64_t tokens = largest_batch_tokens(config, sizes, *gpu, all);
+      fail(
+          "[train] training.batch_tokens {} does not fit: temporaries need {} and {} has {} free beside the weights. "
+          "The "
+          "largest that fits is {}",
+          config.training.batch_tokens, mib(step->peak()), gpu->name(), mib(static_cast<size_t>(free)), tokens);
+    }
+    tune();
+  }
   step->reserve();
+  if (gpu && gpu->bytes_free() > 0)
+    say(fmt::format("Memory: it fits, {} of {} stay free", mib(gpu->bytes_free()), gpu->name()));
   step->on_grow = [this](size_t before, size_t after) {
     event(fmt::format("Memory: a batch of a new size made the arena grow from {} to {}", mib(before), mib(after)));
   };
@@ -324,62 +396,78 @@ void Trainer::Impl::plan() {
                   mib(step->total()), seconds_between(begin, Clock::now())));
 }
 
-// Trains on the next batches and updates. False if stopping was asked for in between: the step is then to be done
-// again from its first batch, which the saved position still names.
-bool Trainer::Impl::do_update(Prefetcher& prefetcher) {
+// Trains on the next batches and puts an update on the way. False if stopping was asked for in between: the step is
+// then to be done again from its first batch, which the saved position still names.
+bool Trainer::Impl::start_update(Prefetcher& prefetcher) {
   const int64_t count = config.training.accumulate;
-  int64_t target_tokens = 0, source_tokens = 0;
-  BatchPosition position = state.position;
-  int64_t epoch_sentences = state.epoch_sentences;
-  const Batch* first = nullptr;
-  for (int64_t i = 0; i < count; ++i) {
-    const Batch* batch = prefetcher.next();
-    target_tokens += batch->target_tokens(), source_tokens += batch->source_tokens();
-    epoch_sentences = prefetcher.position().epoch == position.epoch ? epoch_sentences + batch->sentences() : 0;
-    position = prefetcher.position();
-    if (count == 1)
-      first = batch;
-    else
-      micro[static_cast<size_t>(i)] = *batch;  // within its reserved capacity
+  OnTheWay u;
+  u.attempt = state.attempts + static_cast<int64_t>(on_the_way.size());
+  u.position = on_the_way.empty() ? state.position : on_the_way.back().position;
+  u.epoch_sentences = on_the_way.empty() ? state.epoch_sentences : on_the_way.back().epoch_sentences;
+  const Batch* batch = nullptr;
+  const auto next = [&] {
+    batch = prefetcher.next();
+    u.target_tokens += batch->target_tokens(), u.source_tokens += batch->source_tokens();
+    u.epoch_sentences = prefetcher.position().epoch == u.position.epoch ? u.epoch_sentences + batch->sentences() : 0;
+    u.position = prefetcher.position();
+  };
+  if (count == 1) {
+    next();
+  } else {  // the gradient's scale wants the tokens of all of them
+    for (int64_t i = 0; i < count; ++i) next(), micro[static_cast<size_t>(i)] = *batch;  // within its reserved capacity
   }
-  double loss = 0;
+  double rates[TrainingStep::kAhead + 1];
+  for (int i = 0; i <= TrainingStep::kAhead; ++i) rates[i] = learning_rate(schedule, state.updates + 1 + i);
+  step->begin(u.attempt, u.target_tokens, rates, state.updates + 1);
   for (int64_t i = 0; i < count; ++i) {
     if (i > 0 && stop_requested()) return false;
-    loss +=
-        step->forward_backward(first ? *first : micro[static_cast<size_t>(i)], target_tokens, state.attempts, i).loss;
+    step->forward_backward(count == 1 ? *batch : micro[static_cast<size_t>(i)], i);
   }
-  if (hooks.before_update) hooks.before_update(state.attempts, model->workspace());
-  const double rate = learning_rate(schedule, state.updates + 1);
-  UpdateResult update;
-  if (std::isfinite(loss)) {
-    update = step->update(rate, state.updates + 1);
-  } else {
-    update.finite = false;
-    update.grad_norm = loss;
+  if (hooks.before_update) hooks.before_update(u.attempt, model->workspace());
+  step->update();
+  on_the_way.push_back(u);
+  return true;
+}
+
+// Takes in what updates did: those that are done, or all, waiting for them. Leaves room for another one.
+void Trainer::Impl::finish_updates(bool all) {
+  while (!on_the_way.empty()) {
+    const bool wait = all || on_the_way.size() >= static_cast<size_t>(TrainingStep::kAhead);
+    const std::optional<StepResult> r = step->result(wait);
+    if (!r) return;
+    const OnTheWay u = on_the_way.front();
+    on_the_way.pop_front();
+    const TrainingPosition before = here();
+    finish_update(u, *r);
+    show();
+    if (period_passed(log_every, before, here())) log_metrics();
   }
+}
+
+void Trainer::Impl::finish_update(const OnTheWay& u, const StepResult& r) {
   ++state.attempts;
-  state.position = position, state.epoch_sentences = epoch_sentences;
-  if (update.finite) {
+  state.position = u.position, state.epoch_sentences = u.epoch_sentences;
+  const double loss_scale_before = std::exchange(state.loss_scale, r.loss_scale);
+  if (r.finite) {
     ++state.updates;
     state.skipped_in_a_row = 0;
-    state.target_tokens += target_tokens, state.source_tokens += source_tokens;
-    state.window_loss += loss, state.window_tokens += target_tokens;
-    last_norm = update.grad_norm;
-    if (ema) ema->update(ema_decay(config.training.ema_decay, state.updates));
+    state.target_tokens += u.target_tokens, state.source_tokens += u.source_tokens;
+    state.window_loss += r.loss.loss, state.window_tokens += u.target_tokens;
+    last_norm = r.grad_norm;
     if (hooks.after_update) hooks.after_update(state.updates);
-    return true;
+    return;
   }
   ++state.skipped, ++state.skipped_in_a_row;
-  event(fmt::format("Update {} skipped: {} is not finite ({} skipped so far)", state.updates + 1,
-                    std::isfinite(loss) ? "the gradient" : "the loss", state.skipped));
-  if (state.skipped_in_a_row >= config.training.max_not_finite)
+  const bool lowered = r.loss_scale < loss_scale_before;
+  event(fmt::format("Update {} skipped: {} is not finite ({} skipped so far){}", state.updates + 1,
+                    std::isfinite(r.loss.loss) ? "the gradient" : "the loss", state.skipped,
+                    lowered ? fmt::format("; the loss scale is now {}", r.loss_scale) : ""));
+  if (state.skipped_in_a_row >= config.training.max_not_finite && !lowered)
     fail(
         "[train] {} updates in a row were not finite (training.max_not_finite): training stops; no checkpoint holds "
         "them. Lower training.learning_rate, or set training.clip_norm if it is 0",
         state.skipped_in_a_row);
-  return true;
 }
-
 void Trainer::Impl::show() {
   ProgressState p;
   p.time_s = seconds();
@@ -411,17 +499,34 @@ void Trainer::Impl::log_metrics() {
     if (entry.tokens_per_s) tensorboard->scalar("train/tokens_per_s", *entry.tokens_per_s, state.updates, wall);
   }
   state.window_loss = 0, state.window_tokens = 0, state.window_seconds = now;
+  if (config.training.count_swallowed) log_swallowed();
+}
+
+// One line of swallowed.jsonl: of every tensor, the updates since the last line and how many were lost.
+void Trainer::Impl::log_swallowed() {
+  const std::vector<TrainingStep::Swallowed> tensors = step->swallowed();
+  int64_t updates = 0, lost = 0;
+  std::string line = fmt::format("{{\"step\": {}, \"tensors\": {{", state.updates);
+  for (const auto& t : tensors) {
+    updates += t.updates, lost += t.lost;
+    line += fmt::format("{}\"{}\": [{}, {}]", &t == &tensors.front() ? "" : ", ", t.name, t.updates, t.lost);
+  }
+  std::ofstream(run / "swallowed.jsonl", std::ios::app) << line << "}}\n";
+  say(fmt::format("Swallowed: {:.3f} % of {} updates of single parameters since the last line",
+                  updates > 0 ? 100.0 * static_cast<double>(lost) / static_cast<double>(updates) : 0.0,
+                  format_count(updates)));
 }
 
 // Loss, perplexity and translations of the validation text, with the averaged weights if there are any. False if
 // stopping was asked for before it was done.
 bool Trainer::Impl::validate() {
   const Clock::time_point begin = Clock::now();
-  std::optional<Ema::InModel> averaged;
-  if (ema) averaged.emplace(*ema);
-  const auto result = validation->run(*step, *model, [this] { return stop_requested(); });
+  std::optional<ValidationResult> result;
+  {
+    const AverageInModel averaged(*step);
+    result = validation->run(*step, *model, [this] { return stop_requested(); });
+  }
   if (!result) return false;
-  averaged.reset();
   MetricsEntry entry;
   entry.kind = MetricsKind::kValid;
   entry.loss = result->loss, entry.ppl = result->perplexity, entry.bleu = result->bleu;
@@ -485,20 +590,21 @@ void Trainer::Impl::finish_model() {
   const auto read = [&](const CheckpointInfo& checkpoint) {
     std::vector<float> values(count);
     const auto into = std::as_writable_bytes(std::span(values));
-    if (ema) {
+    if (step->ema().defined()) {
       read_blob(checkpoint, "ema", into);
     } else if (trained.precision() == Precision::kF32) {
       read_blob(checkpoint, "parameters", into);
-    } else if (trained.precision() == Precision::kBF16Master) {
+    } else if (trained.master().defined()) {
       read_blob(checkpoint, "master", into);
     } else {
       std::vector<uint16_t> high(count), low(count);
       read_blob(checkpoint, "parameters", std::as_writable_bytes(std::span(high)));
-      if (trained.precision() == Precision::kBF16Residual)
-        read_blob(checkpoint, "residual", std::as_writable_bytes(std::span(low)));
+      if (trained.residual().defined()) read_blob(checkpoint, "residual", std::as_writable_bytes(std::span(low)));
+      const bool half = trained.parameters().dtype() == DType::kF16;
       for (size_t i = 0; i < count; ++i)
-        values[i] = trained.precision() == Precision::kBF16Residual ? join_float({high[i], low[i]})
-                                                                    : static_cast<float>(bfloat16::from_bits(high[i]));
+        values[i] = trained.residual().defined() ? join_float({high[i], low[i]})
+                    : half                       ? static_cast<float>(float16::from_bits(high[i]))
+                                                 : static_cast<float>(bfloat16::from_bits(high[i]));
     }
     return values;
   };
@@ -557,9 +663,11 @@ TrainResult Trainer::Impl::train() {
   } catch (const BuildStopped&) {
     return stopped_preparing();
   }
+  gpu = training_gpu(config);
+  sizes = model_config(config, *tokenizer);
+  if (t.batch_tokens == 0) take_largest_batches(checkpoint);
   batcher.emplace(train_file, train_batches(config, train_file, *tokenizer), &*tokenizer);
   say("Batches: " + batcher->counts().to_string(batcher->options()));
-  sizes = model_config(config, *tokenizer);
   if (!config.data.valid_source.empty())
     validation = std::make_unique<Validation>(config, sizes, *tokenizer, std::move(valid_file), pool, sink);
   if (stop_requested()) return stopped_preparing();
@@ -573,12 +681,11 @@ TrainResult Trainer::Impl::train() {
         fmt::format("Note: transformers cannot load this model ({}); Frit can. It is saved as model_type {}: forced "
                     "through MarianMTModel it would translate nonsense",
                     reason, sizes.model_type()));
-  model = std::make_unique<Transformer>(sizes, training_options(config));
-  say(fmt::format("Model: {} parameters, {}; {}, {} threads", format_count(model->workspace().layout().parameters()),
+  model = std::make_unique<Transformer>(sizes, training_options(config, gpu.get()));
+  say(fmt::format("Model: {} parameters, {}; {}, {}", format_count(model->workspace().layout().parameters()),
                   config.model.init_from.empty() ? config.model.preset : config.model.init_from, t.precision,
-                  pool.threads()));
-  if (t.ema_decay > 0) ema = std::make_unique<Ema>(model->workspace(), pool);
-  step = std::make_unique<TrainingStep>(*model, pool, step_settings(config, model->workspace()));
+                  gpu ? gpu->name() : fmt::format("{} threads", pool.threads())));
+  step = std::make_unique<TrainingStep>(*model, pool, step_settings(config, model->workspace()), gpu.get());
   step->context().on_notice = sink;
   early.emplace(EarlyStopperOptions{t.patience, use_bleu(), t.min_delta});
   schedule = make_schedule(config, *batcher);
@@ -599,6 +706,7 @@ TrainResult Trainer::Impl::train() {
     else
       model->load_weights(config.model.init_from);
     metrics.emplace(MetricsWriter::resume(run / "metrics.jsonl", -1));
+    state.loss_scale = step->numbers().loss_scale;
   }
   write_file_atomically(run / "config.toml", dump_config(config, true));
   if (config.run.tensorboard)
@@ -613,6 +721,7 @@ TrainResult Trainer::Impl::train() {
   seconds_before = state.seconds;
   show();
   const auto stopped = [&] {
+    finish_updates(true);
     // A checkpoint of this very state may be there already.
     if (saved_attempts != state.attempts || state.validation_pending) save(true);
     state.seconds = seconds();
@@ -638,17 +747,21 @@ TrainResult Trainer::Impl::train() {
     }
     if (over()) break;
     if (stop_requested()) return stopped();
-    const TrainingPosition before = here();
-    if (!do_update(prefetcher)) return stopped();
-    const TrainingPosition now = here();
-    show();
-    if (period_passed(log_every, before, now)) log_metrics();
-    if (has_valid() && period_passed(valid_every, before, now)) {
+    // Before a moment at which something is done with the weights, and at the end, all that is on the way comes in.
+    const TrainingPosition before = ahead();
+    if (!start_update(prefetcher)) return stopped();
+    const TrainingPosition now = ahead();
+    const bool meet = period_reached(stop_after, now) || period_passed(save_every, before, now) ||
+                      (has_valid() && period_passed(valid_every, before, now)) || over();
+    const TrainingPosition was = here();
+    finish_updates(meet);
+    if (!meet) continue;
+    if (has_valid() && period_passed(valid_every, was, here())) {
       due = state.validation_pending = true;
       if (!validate()) return stopped();
       due = false;
     }
-    if (period_passed(save_every, before, now) && saved_attempts != state.attempts) save(false);
+    if (period_passed(save_every, was, here()) && saved_attempts != state.attempts) save(false);
   }
   if (end == TrainEnd::kFinished && !period_reached(stop_after, here()) && state.updates > 0) {
     const double rate = learning_rate(schedule, state.updates);
@@ -659,6 +772,7 @@ TrainResult Trainer::Impl::train() {
                       format_count(state.updates), format_count(schedule.total_steps), schedule_name(schedule.kind),
                       rate, schedule.floor));
   }
+  finish_updates(true);
   log_metrics();
   if (has_valid() && state.validated != state.attempts) {
     state.validation_pending = true;

@@ -67,14 +67,29 @@ void Validation::plan(TrainingStep& step) {
     step.plan(TrainingStep::Kind::kEvaluate, size.source_tokens, size.target_tokens);
 }
 
+// The weights that the model computes with now, which need not be those of its master, widened into host_.
+void Validation::copy_to_host(const Transformer& model) {
+  if (!host_) host_ = std::make_unique<Transformer>(model.config(), Transformer::Options{});
+  const Workspace& from = model.workspace();
+  float* to = host_->workspace().parameters().data<float>();
+  const Tensor p = from.parameters();
+  if (p.dtype() == DType::kF32) return from.read(p, to);
+  std::vector<uint16_t> stored(static_cast<size_t>(p.numel()));
+  from.read(p, stored.data());
+  for (size_t i = 0; i < stored.size(); ++i)
+    to[i] = p.dtype() == DType::kBF16 ? static_cast<float>(bfloat16::from_bits(stored[i]))
+                                      : static_cast<float>(float16::from_bits(stored[i]));
+}
+
 // The model's translations of the sentences; nothing if stopping was asked for before they were done.
 std::optional<std::vector<std::string>> Validation::translate(Transformer& model,
                                                               const std::function<bool()>& stop_requested) {
-  // The weights have changed since the last validation.
+  // The weights have changed since the last validation. Translating is the CPU's work: what lies on a GPU is copied.
+  if (model.workspace().device()) copy_to_host(model);
   if (generator_)
     generator_->refresh();
   else
-    generator_ = std::make_unique<Generator>(context_, model);
+    generator_ = std::make_unique<Generator>(context_, host_ ? *host_ : model);
   std::vector<int64_t> lengths;
   for (const auto& ids : ids_) lengths.push_back(static_cast<int64_t>(ids.size()));
   std::vector<std::string> texts(ids_.size());
@@ -94,14 +109,16 @@ std::optional<std::vector<std::string>> Validation::translate(Transformer& model
 
 std::optional<ValidationResult> Validation::run(TrainingStep& step, Transformer& model,
                                                 const std::function<bool()>& stop_requested) {
-  Loss sum;
   batcher_.seek({0, 0});
   for (int64_t i = 0; i < batches_; ++i) {
-    if (stop_requested()) return std::nullopt;
+    if (stop_requested()) {
+      step.evaluated();  // the next validation begins anew
+      return std::nullopt;
+    }
     batcher_.next(&batch_);
-    const Loss loss = step.evaluate(batch_);
-    sum.nll += loss.nll, sum.tokens += loss.tokens;
+    step.evaluate(batch_);
   }
+  const Loss sum = step.evaluated();
   ValidationResult result;
   if (!ids_.empty()) {
     auto texts = translate(model, stop_requested);

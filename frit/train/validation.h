@@ -52,6 +52,7 @@ class Validation {
 
  private:
   void read_sentences(const TrainConfig& config, const Say& say);
+  void copy_to_host(const Transformer& model);
   std::optional<std::vector<std::string>> translate(Transformer& model, const std::function<bool()>& stop_requested);
 
   const TransformerConfig sizes_;
@@ -66,6 +67,7 @@ class Validation {
   std::vector<std::string> sources_, references_;
   Memory memory_;
   Context context_;
+  std::unique_ptr<Transformer> host_;  // of a model that lies on a GPU
   std::unique_ptr<Generator> generator_;
 };
 

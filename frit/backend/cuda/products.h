@@ -1,21 +1,31 @@
 // Products over cuBLASLt: descriptors by shape, algorithms by timing.
 #pragma once
-#include <map>
 #include <memory>
-#include <string>
 
 #include "frit/backend/cuda/runtime.h"
 
 namespace frit::cuda {
 
+// What Gpu promises of products (frit/backend/gpu.h), on NVIDIA's GPUs. Sums are in fp32 whatever is multiplied (no
+// TF32, no partial sums in 16 bits), and no algorithm that adds in an order of chance is taken. The library and its
+// workspace are opened by the first product.
+// Cost: a product of a known shape is one look-up and one call of the library; a new shape asks the library once.
 class Products {
  public:
   explicit Products(CudaGpu& gpu);
   ~Products();
-  // See frit/backend/gpu.h.
+
+  // A product without rows, columns or matrices is nothing; one without depth (k == 0) leaves c as it is or clears it.
+  // Errors: frit::Error if the bias is not of c's type, if k == 0 and there is a bias, or if the library refuses; the
+  // message names shape and types.
   void run(const GpuProduct& product);
+  // Of addresses the alignment alone counts (16 bytes or what is less); a tensor that is only planned begins at address
+  // 0, as well aligned as the arena will be.
   void note(const GpuProduct& product);
+  // Takes a device buffer as large as the largest noted operands while it runs. Not while a graph is recorded. Errors:
+  // frit::Error if the library refuses a noted product, or if there is no memory.
   int tune(Tuning& tuning);
+  // Bytes of the library's workspace, 0 before the first product.
   size_t scratch_bytes() const;
 
  private:

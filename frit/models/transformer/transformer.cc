@@ -11,6 +11,7 @@
 #include "frit/models/format/safetensors.h"
 #include "frit/ops/cross_keys_values/cross_keys_values.h"
 #include "frit/ops/gemm/gemm.h"
+#include "frit/ops/loss_total/loss_total.h"
 
 namespace frit {
 namespace {
@@ -93,7 +94,13 @@ bool is_embedding(const std::string& name) {
 
 BatchView BatchView::planned(int64_t sentences, int64_t source_tokens, int64_t target_tokens) {
   const auto shape = [](int64_t n) { return Tensor(nullptr, DType::kI32, {n}); };
-  return {shape(source_tokens), shape(sentences + 1), shape(target_tokens), shape(target_tokens), shape(sentences + 1)};
+  return {shape(source_tokens),
+          shape(sentences + 1),
+          shape(target_tokens),
+          shape(target_tokens),
+          shape(sentences + 1),
+          0,
+          0};
 }
 
 // What forward leaves for backward.
@@ -102,7 +109,17 @@ struct Transformer::Tape {
   NormSaved memory;  // the norm behind the encoder; its output is the decoder's memory
   Buffer keys_values;
   std::vector<DecoderLayerSaved> decoder;
-  NormSaved top;  // the norm behind the decoder
+  NormSaved top;              // the norm behind the decoder
+  bool layers_again = false;  // of each layer the input alone is kept
+
+  // After a layer's forward.
+  template <typename Saved>
+  void keep(Saved& saved) const {
+    if (!layers_again) return;
+    Buffer input = std::move(saved.attention.norm.x);
+    saved = {};
+    saved.attention.norm.x = std::move(input);
+  }
 
   void clear() {
     for (EncoderLayerSaved& saved : encoder) saved = {};
@@ -152,7 +169,7 @@ Transformer::Transformer(const TransformerConfig& config, const Options& options
         "set both to 0",
         config_.encoder_layerdrop, config_.decoder_layerdrop);
   workspace_ = std::make_unique<Workspace>(layout(config_), options.precision, options.training, options.moments,
-                                           options.gradient_dtype, !options.planning);
+                                           options.gradient_dtype, !options.planning, options.device);
   make_positions();
   weights_ = bind(false);
   if (options.training) gradients_ = bind(true);
@@ -160,29 +177,46 @@ Transformer::Transformer(const TransformerConfig& config, const Options& options
   tape_->decoder.resize(static_cast<size_t>(config_.decoder_layers));
 }
 
-Transformer::~Transformer() = default;
+Transformer::~Transformer() {
+  if (DeviceMemory* device = workspace_->device())
+    for (const Block* block : {&positions_, &logits_bias_block_})
+      if (*block) device->died(block->get());
+}
+
+Block Transformer::place(const void* bytes, size_t count, DType dtype) const {
+  DeviceMemory* device = workspace_->device();
+  Block block = allocate_block(count, device);
+  if (device) {
+    device->born(block.get(), count, dtype);
+    device->upload(block.get(), bytes, count);
+  } else {
+    std::memcpy(block.get(), bytes, count);
+  }
+  return block;
+}
 
 void Transformer::make_positions() {
   if (config_.positions != Positions::kSinusoidal) return;
   // All sines, then all cosines, as transformers' Marian has them; the angles in double.
   const int64_t P = config_.max_positions, H = config_.d_model, sines = (H + 1) / 2;
   const DType dtype = compute_dtype(workspace_->precision());
-  positions_.resize(static_cast<size_t>(P * H * size_of(dtype)));
+  std::vector<uint8_t> table(static_cast<size_t>(P * H * size_of(dtype)));
   for (int64_t column = 0; column < H; ++column) {
     const int64_t i = column < sines ? column : column - sines;
     const double divisor = std::pow(10000.0, 2.0 * static_cast<double>(i) / static_cast<double>(H));
     for (int64_t p = 0; p < P; ++p) {
       const double angle = static_cast<double>(p) / divisor;
       const float value = static_cast<float>(column < sines ? std::sin(angle) : std::cos(angle));
-      uint8_t* to = positions_.data() + (p * H + column) * size_of(dtype);
+      uint8_t* to = table.data() + (p * H + column) * size_of(dtype);
       if (dtype == DType::kF32) {
         std::memcpy(to, &value, sizeof(value));
       } else {
-        const bfloat16 rounded(value);
+        const uint16_t rounded = dtype == DType::kBF16 ? bfloat16(value).bits : float16(value).bits;
         std::memcpy(to, &rounded, sizeof(rounded));
       }
     }
   }
+  positions_ = place(table.data(), table.size(), dtype);
 }
 
 TransformerWeights Transformer::bind(bool gradients) const {
@@ -196,8 +230,8 @@ TransformerWeights Transformer::bind(bool gradients) const {
     w.source.positions = views.tensor("model.encoder.embed_positions.weight");
     w.target.positions = views.tensor("model.decoder.embed_positions.weight");
   } else if (!gradients) {
-    w.source.positions = w.target.positions = Tensor(
-        const_cast<uint8_t*>(positions_.data()), compute_dtype(workspace_->precision()), {c.max_positions, c.d_model});
+    w.source.positions = w.target.positions = Tensor(positions_.get(), compute_dtype(workspace_->precision()),
+                                                     {c.max_positions, c.d_model}, workspace_->parameters().device());
   }
   w.source.place = Place("encoder.embedding"), w.target.place = Place("decoder.embedding");
   w.output.place = Place("output");
@@ -336,8 +370,10 @@ Buffer Transformer::forward(Context& context, const BatchView& b, const LayerOpt
                             const LayerOptions& decoder, Tape& tape) {
   const TransformerWeights& w = weights_;
   Buffer x = embed_forward(context, encoder, w.source, embedding_scale(), b.source_ids, b.source_offsets);
-  for (size_t l = 0; l < w.encoder.size(); ++l)
+  for (size_t l = 0; l < w.encoder.size(); ++l) {
     x = encoder_layer_forward(context, encoder, w.encoder[l], b.source(), std::move(x), tape.encoder[l]);
+    if (encoder.training) tape.keep(tape.encoder[l]);
+  }
   const Tensor memory = norm_forward(context, encoder, w.encoder_norm, encoder_place_, std::move(x), tape.memory);
   tape.keys_values = cross_keys_values(context, memory);
   if (encoder.training) {
@@ -349,6 +385,7 @@ Buffer Transformer::forward(Context& context, const BatchView& b, const LayerOpt
   for (size_t l = 0; l < w.decoder.size(); ++l) {
     const CrossKeysValues kv = cross_of_layer(tape.keys_values, static_cast<int64_t>(l), b.target(), b.source());
     x = decoder_layer_forward(context, decoder, w.decoder[l], kv, std::move(x), tape.decoder[l]);
+    if (decoder.training) tape.keep(tape.decoder[l]);
   }
   if (!decoder.training) tape.keys_values.release();
   norm_forward(context, decoder, w.decoder_norm, decoder_place_, std::move(x), tape.top);
@@ -356,18 +393,13 @@ Buffer Transformer::forward(Context& context, const BatchView& b, const LayerOpt
   return tape.top.y.defined() ? std::move(tape.top.y) : std::move(tape.top.x);
 }
 
-Loss Transformer::criterion(Context& context, const BatchView& b, const CriterionOptions& options, const Tensor& x,
-                            const Tensor& scale, bool accumulate) {
+void Transformer::criterion(Context& context, const BatchView& b, const CriterionOptions& options, const Tensor& x,
+                            const Tensor& scale, const Tensor& totals, bool accumulate) {
   const int64_t tokens = b.target_tokens();
   Buffer loss = context.allocate({tokens}, DType::kF32, "loss"), nll = context.allocate({tokens}, DType::kF32, "nll");
   output_criterion(context, weights_.output, options, x, b.labels, scale, loss, nll, accumulate,
                    gradients_.output.weight);
-  Loss sums;
-  if (context.planning()) return sums;
-  const float *losses = loss->data<float>(), *nlls = nll->data<float>();
-  const int32_t* labels = b.labels.data<int32_t>();
-  for (int64_t t = 0; t < tokens; ++t) sums.loss += losses[t], sums.nll += nlls[t], sums.tokens += labels[t] >= 0;
-  return sums;
+  loss_total(context, loss, nll, b.labels, accumulate, totals);
 }
 
 void Transformer::backward(Context& context, const BatchView& b, const LayerOptions& encoder,
@@ -381,8 +413,11 @@ void Transformer::backward(Context& context, const BatchView& b, const LayerOpti
   for (size_t l = w.decoder.size(); l-- > 0;) {
     const CrossKeysValues kv = cross_of_layer(tape.keys_values, static_cast<int64_t>(l), b.target(), b.source());
     const CrossKeysValues d = cross_of_layer(dkv, static_cast<int64_t>(l), b.target(), b.source());
-    dx = decoder_layer_backward(context, decoder, w.decoder[l], kv, std::move(dx), tape.decoder[l], accumulate,
-                                dw.decoder[l], d.k, d.v);
+    DecoderLayerSaved& saved = tape.decoder[l];
+    if (tape.layers_again)
+      decoder_layer_forward(context, decoder, w.decoder[l], kv, std::move(saved.attention.norm.x), saved);
+    dx = decoder_layer_backward(context, decoder, w.decoder[l], kv, std::move(dx), saved, accumulate, dw.decoder[l],
+                                d.k, d.v);
   }
   tape.keys_values.release();
   // A tied table has its gradient from the output projection already; then the target's tokens, then the source's.
@@ -393,14 +428,18 @@ void Transformer::backward(Context& context, const BatchView& b, const LayerOpti
   cross_keys_values_backward(context, dkv, memory, w.cross.weight, {}, accumulate, dx, dw.cross.weight, dw.cross.bias);
   dkv.release();
   dx = norm_backward(context, w.encoder_norm, std::move(dx), {}, tape.memory, accumulate, dw.encoder_norm);
-  for (size_t l = w.encoder.size(); l-- > 0;)
-    dx = encoder_layer_backward(context, encoder, w.encoder[l], b.source(), std::move(dx), tape.encoder[l], accumulate,
+  for (size_t l = w.encoder.size(); l-- > 0;) {
+    EncoderLayerSaved& saved = tape.encoder[l];
+    if (tape.layers_again)
+      encoder_layer_forward(context, encoder, w.encoder[l], b.source(), std::move(saved.attention.norm.x), saved);
+    dx = encoder_layer_backward(context, encoder, w.encoder[l], b.source(), std::move(dx), saved, accumulate,
                                 dw.encoder[l]);
+  }
   embed_backward(context, encoder, w.source, embedding_scale(), b.source_ids, b.source_offsets, std::move(dx),
                  config_.pad_id, shared || accumulate, accumulate, dw.source);
 }
 
-Loss Transformer::train_step(Context& context, const BatchView& batch, const Tensor& scale,
+void Transformer::train_step(Context& context, const BatchView& batch, const Tensor& scale, const Tensor& totals,
                              const StepOptions& options) {
   FRIT_CHECK(workspace_->training(), "[transformer] train_step of a model that was built without gradients");
   FRIT_CHECK(scale.defined() && scale.dtype() == DType::kF32 && scale.numel() == 1,
@@ -411,27 +450,29 @@ Loss Transformer::train_step(Context& context, const BatchView& batch, const Ten
     Tape& tape;
     ~Clear() { tape.clear(); }
   } clear{*tape_};
-  const LayerOptions encoder = layer_options(config_.encoder_heads, true, options.recompute);
-  const LayerOptions decoder = layer_options(config_.decoder_heads, true, options.recompute);
+  const bool activations = options.recompute == Recompute::kActivations;
+  const LayerOptions encoder = layer_options(config_.encoder_heads, true, activations);
+  const LayerOptions decoder = layer_options(config_.decoder_heads, true, activations);
+  tape_->layers_again = options.recompute == Recompute::kLayer;
   Buffer x = forward(context, batch, encoder, decoder, *tape_);
-  const Loss loss = criterion(context, batch, options.criterion, x, scale, options.accumulate);
-  if (options.backward_begun) *options.backward_begun = std::chrono::steady_clock::now();
+  criterion(context, batch, options.criterion, x, scale, totals, options.accumulate);
+  if (options.backward_begins && !context.planning()) options.backward_begins();
   backward(context, batch, encoder, decoder, std::move(x), options.accumulate, *tape_);
-  return loss;
 }
 
 void Transformer::hold_pad_row(Context& context) const {
   fill_zero(context, gradients_.target.table.rows(config_.pad_id, config_.pad_id + 1));
 }
 
-Loss Transformer::evaluate(Context& context, const BatchView& batch, const CriterionOptions& options) {
+void Transformer::evaluate(Context& context, const BatchView& batch, const Tensor& totals,
+                           const CriterionOptions& options, bool accumulate) {
   check(batch);
   struct Clear {
     Tape& tape;
     ~Clear() { tape.clear(); }
   } clear{*tape_};
   const Buffer x = forward(context, batch, encoder_options(), decoder_options(), *tape_);
-  return criterion(context, batch, options, x, {}, false);
+  criterion(context, batch, options, x, {}, totals, accumulate);
 }
 
 Buffer Transformer::logits(Context& context, const BatchView& batch) {
@@ -451,8 +492,13 @@ void Transformer::set_logits_bias(const std::vector<float>& values) {
   FRIT_CHECK(static_cast<int64_t>(values.size()) == config_.target_vocab,
              "[transformer] {} logit biases given, expected {}", values.size(), config_.target_vocab);
   const bool zero = std::all_of(values.begin(), values.end(), [](float v) { return v == 0; });
+  if (logits_bias_block_ && workspace_->device()) workspace_->device()->died(logits_bias_block_.get());
+  logits_bias_block_.reset();
   logits_bias_ = zero ? std::vector<float>() : values;
-  weights_.output.bias = zero ? Tensor() : Tensor(logits_bias_.data(), DType::kF32, {config_.target_vocab});
+  if (!zero) logits_bias_block_ = place(values.data(), values.size() * sizeof(float), DType::kF32);
+  weights_.output.bias =
+      zero ? Tensor()
+           : Tensor(logits_bias_block_.get(), DType::kF32, {config_.target_vocab}, workspace_->parameters().device());
 }
 
 std::unique_ptr<Transformer> Transformer::load(const std::string& directory, const Options& options) {

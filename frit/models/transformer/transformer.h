@@ -1,7 +1,8 @@
 // The encoder-decoder Transformer: parameters by name, one training step, evaluation, and its directory on disk.
 #pragma once
-#include <chrono>
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,8 +31,14 @@ struct BatchView {
   // A view of anything with frit::Batch's five vectors, which must outlive it.
   template <typename Batch>
   static BatchView of(const Batch& batch) {
-    return {view(batch.source_ids), view(batch.source_offsets), view(batch.target_ids), view(batch.labels),
-            view(batch.target_offsets)};
+    return {view(batch.source_ids),     view(batch.source_offsets),    view(batch.target_ids),       view(batch.labels),
+            view(batch.target_offsets), longest(batch.source_offsets), longest(batch.target_offsets)};
+  }
+  // The longest sequence between offsets.
+  static int64_t longest(const std::vector<int32_t>& offsets) {
+    int64_t most = 0;
+    for (size_t i = 1; i < offsets.size(); ++i) most = std::max<int64_t>(most, offsets[i] - offsets[i - 1]);
+    return most;
   }
   // Shapes without data, for planning.
   static BatchView planned(int64_t sentences, int64_t source_tokens, int64_t target_tokens);
@@ -50,12 +57,25 @@ struct Loss {
   int64_t tokens = 0;
 };
 
+// Where a step on the host adds its sums up: what loss_total writes.
+struct LossTotals {
+  double values[3] = {0, 0, 0};
+  Tensor tensor() { return Tensor(values, DType::kF64, {3}); }
+  Loss loss() const { return {values[0], values[1], static_cast<int64_t>(values[2])}; }
+};
+
+// What backward computes again instead of keeping: the same bits, less memory.
+enum class Recompute : uint8_t {
+  kNone,
+  kActivations,  // norm outputs and activations; no product
+  kLayer,        // everything of a layer but its input
+};
+
 struct StepOptions {
   CriterionOptions criterion;  // label smoothing; rows of logits held at a time
-  bool accumulate = false;     // add to the gradients (second and later micro-batches) instead of overwriting them
-  bool recompute =
-      false;  // rebuild norm outputs and activations in backward instead of keeping them: same bits, less memory
-  std::chrono::steady_clock::time_point* backward_begun = nullptr;  // gets the time when backward begins (benchmarks)
+  bool accumulate = false;  // add to gradients and totals (second and later micro-batches) instead of overwriting them
+  Recompute recompute = Recompute::kNone;
+  std::function<void()> backward_begins;  // called between forward and backward (benchmarks)
 };
 
 struct InitOptions {
@@ -84,7 +104,8 @@ class Transformer {
     bool training = false;  // gradients and optimizer state are allocated too
     int moments = 2;        // Adam 2, SGD with momentum 1
     DType gradient_dtype = DType::kF32;
-    bool planning = false;  // steps are recorded alone: memory for weights is reserved but never touched
+    bool planning = false;           // steps are recorded alone: memory for weights is reserved but never touched
+    DeviceMemory* device = nullptr;  // where weights lie and steps run, must outlive the model; null: the host
   };
 
   // All parameters are 0: initialise() or load_weights() next. Errors: frit::Error if the configuration is not valid,
@@ -105,15 +126,18 @@ class Transformer {
 
   // Forward and backward: gradients of scale[0] * (sum of the tokens' losses). scale is 1 / (target tokens of the whole
   // step) times the loss scale. Dropout as the configuration says; the context's random key and stream decide the
-  // masks. Returns sums (zeros while planning). Shapes: scale f32 [1]. Errors: std::invalid_argument if the model was
-  // not built for training, or the batch's shapes, ids or lengths do not fit.
-  Loss train_step(Context& context, const BatchView& batch, const Tensor& scale, const StepOptions& options = {});
+  // masks. Shapes: scale f32 [1]; totals f64 [3], the sums as loss_total writes them. Everything lies where the model
+  // does. Errors: std::invalid_argument if the model was not built for training, or the batch's shapes, ids or lengths
+  // do not fit.
+  void train_step(Context& context, const BatchView& batch, const Tensor& scale, const Tensor& totals,
+                  const StepOptions& options = {});
   // Zeroes the gradient that a tied output projection gives the pad token's row, so that training leaves the row at
   // zero: transformers and CTranslate2 start the decoder from the pad token and may take its embedding for zero. Call
   // it behind the step's last train_step; does nothing while planning.
   void hold_pad_row(Context& context) const;
-  // Loss without dropout and without gradients.
-  Loss evaluate(Context& context, const BatchView& batch, const CriterionOptions& options = {});
+  // Loss without dropout and without gradients, written to totals f64 [3], or added to it.
+  void evaluate(Context& context, const BatchView& batch, const Tensor& totals, const CriterionOptions& options = {},
+                bool accumulate = false);
   // The encoder's output [source tokens, H].
   Buffer encode(Context& context, const Tensor& source_ids, const Sequences& source);
   // Keys and values of all decoder layers [source tokens, layers * 2H] from the encoder's output.
@@ -157,13 +181,16 @@ class Transformer {
                  Tape& tape);
   void backward(Context& context, const BatchView& batch, const LayerOptions& encoder, const LayerOptions& decoder,
                 Buffer dx, bool accumulate, Tape& tape);
-  Loss criterion(Context& context, const BatchView& batch, const CriterionOptions& options, const Tensor& x,
-                 const Tensor& scale, bool accumulate);
+  void criterion(Context& context, const BatchView& batch, const CriterionOptions& options, const Tensor& x,
+                 const Tensor& scale, const Tensor& totals, bool accumulate);
+  // A copy of host bytes where the model lies.
+  Block place(const void* bytes, size_t count, DType dtype) const;
 
   TransformerConfig config_;
   std::unique_ptr<Workspace> workspace_;
-  std::vector<uint8_t> positions_;  // sinusoidal table, in the compute dtype
-  std::vector<float> logits_bias_;
+  Block positions_;                 // sinusoidal table, in the compute dtype
+  std::vector<float> logits_bias_;  // on the host; empty: zeros
+  Block logits_bias_block_;         // where the model lies
   TransformerWeights weights_, gradients_;
   Place encoder_place_{"encoder"}, decoder_place_{"decoder"};
   std::unique_ptr<Tape> tape_;

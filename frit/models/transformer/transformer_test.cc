@@ -89,7 +89,14 @@ std::unique_ptr<Transformer> make_model(const TransformerConfig& c, Precision pr
 }
 
 Loss step(Rig& rig, Transformer& model, const TestBatch& batch, StepOptions options = {}, float scale = 1.0f) {
-  return model.train_step(rig.context, BatchView::of(batch), Tensor(&scale, DType::kF32, {1}), options);
+  LossTotals totals;
+  model.train_step(rig.context, BatchView::of(batch), Tensor(&scale, DType::kF32, {1}), totals.tensor(), options);
+  return totals.loss();
+}
+Loss evaluate(Rig& rig, Transformer& model, const TestBatch& batch) {
+  LossTotals totals;
+  model.evaluate(rig.context, BatchView::of(batch), totals.tensor());
+  return totals.loss();
 }
 StepOptions smoothed(double a = 0.1) {
   StepOptions o;
@@ -201,18 +208,21 @@ TEST_P(Variants, RecomputationGivesTheSameBitsWithLessMemory) {
   const TestBatch batch = make_batch(config(), 2, kSource, kTarget);
   const auto peak = [&](StepOptions o) {
     rig.memory.begin_recording();
-    model->train_step(rig.context, BatchView::planned(4, 18, 18), Tensor(nullptr, DType::kF32, {1}), o);
+    model->train_step(rig.context, BatchView::planned(4, 18, 18), Tensor(nullptr, DType::kF32, {1}),
+                      Tensor(nullptr, DType::kF64, {3}), o);
     return plan_memory(rig.memory.end_recording()).peak;
   };
   StepOptions options = smoothed();
   const Loss kept = step(rig, *model, batch, options);
   const std::vector<float> g = gradients(*model);
   const size_t kept_peak = peak(options);
-  options.recompute = true;
-  const Loss rebuilt = step(rig, *model, batch, options);
-  EXPECT_EQ(kept.loss, rebuilt.loss);
-  EXPECT_EQ(g, gradients(*model));
-  EXPECT_LT(peak(options), kept_peak);
+  for (const Recompute level : {Recompute::kActivations, Recompute::kLayer}) {
+    options.recompute = level;
+    const Loss rebuilt = step(rig, *model, batch, options);
+    EXPECT_EQ(kept.loss, rebuilt.loss);
+    EXPECT_EQ(g, gradients(*model));
+    EXPECT_LT(peak(options), kept_peak);
+  }
 }
 
 // A plan made without data, replayed in an arena full of NaNs, gives the bits of the heap; every temporary has died by
@@ -221,13 +231,14 @@ TEST_P(Variants, PlannedStepsGiveTheSameBits) {
   Rig rig;
   auto model = make_model(config());
   const TestBatch batch = make_batch(config(), 3, kSource, kTarget);
-  for (const bool recompute : {false, true}) {
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kActivations, Recompute::kLayer}) {
     StepOptions options = smoothed();
     options.recompute = recompute, options.criterion.chunk_rows = 5;
     const Loss heap = step(rig, *model, batch, options);
     const std::vector<float> g = gradients(*model);
     rig.memory.begin_recording();
-    model->train_step(rig.context, BatchView::planned(4, 18, 18), Tensor(nullptr, DType::kF32, {1}), options);
+    model->train_step(rig.context, BatchView::planned(4, 18, 18), Tensor(nullptr, DType::kF32, {1}),
+                      Tensor(nullptr, DType::kF64, {3}), options);
     const std::vector<Lifetime> lifetimes = rig.memory.end_recording();
     EXPECT_EQ(gradients(*model), g);  // planning computes nothing
     int64_t end = 0;
@@ -331,9 +342,9 @@ TEST_P(Variants, NeighboursDoNotChangeASentence) {
     EXPECT_EQ(std::memcmp(encoded->raw(), memory->data<float>() + all.source_offsets[s] * 16,
                           static_cast<size_t>(encoded->bytes())),
               0);
-    nll += model->evaluate(rig.context, BatchView::of(one)).nll;
+    nll += evaluate(rig, *model, one).nll;
   }
-  const Loss loss = model->evaluate(rig.context, BatchView::of(all));
+  const Loss loss = evaluate(rig, *model, all);
   EXPECT_NEAR(loss.nll, nll, 1e-6 * nll);
   EXPECT_NEAR(loss.loss, loss.nll, 1e-6 * nll);  // no smoothing asked for
   EXPECT_EQ(loss.tokens, 18);
@@ -381,8 +392,7 @@ TEST(Transformer, DropoutFollowsSeedStepAndStream) {
     EXPECT_NE(step(rig, *make_model(c), batch).loss, none) << use;
   }
   // Evaluation drops nothing.
-  EXPECT_EQ(model->evaluate(rig.context, BatchView::of(batch)).loss,
-            make_model(without_dropout(tiny()))->evaluate(rig.context, BatchView::of(batch)).loss);
+  EXPECT_EQ(evaluate(rig, *model, batch).loss, evaluate(rig, *make_model(without_dropout(tiny())), batch).loss);
 }
 
 TEST(Transformer, TwoModelsLiveSideBySide) {
@@ -564,13 +574,13 @@ TEST_F(Directories, SixteenBitFilesLoad) {
   Rig rig;
   auto model = make_model(tiny());
   const TestBatch batch = make_batch(tiny(), 17, kSource, kTarget);
-  const double loss = model->evaluate(rig.context, BatchView::of(batch)).loss;
+  const double loss = evaluate(rig, *model, batch).loss;
   model->save(directory_, GenerationConfig::for_model(tiny()), DType::kBF16);
   EXPECT_EQ(SafetensorsFile(directory_ + "/model.safetensors").at("model.shared.weight").dtype, DType::kBF16);
-  EXPECT_NEAR(Transformer::load(directory_, {})->evaluate(rig.context, BatchView::of(batch)).loss, loss, 0.02 * loss);
+  EXPECT_NEAR(evaluate(rig, *Transformer::load(directory_, {}), batch).loss, loss, 0.02 * loss);
   model->save(directory_);
   rewrite([](auto&) {}, DType::kF16);
-  EXPECT_NEAR(Transformer::load(directory_, {})->evaluate(rig.context, BatchView::of(batch)).loss, loss, 0.002 * loss);
+  EXPECT_NEAR(evaluate(rig, *Transformer::load(directory_, {}), batch).loss, loss, 0.002 * loss);
 }
 
 TEST_F(Directories, TiedTensorsMayHaveAnyOfTheirNames) {

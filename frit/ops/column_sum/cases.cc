@@ -1,10 +1,26 @@
 #include <algorithm>
 
 #include "frit/ops/case.h"
+#include "frit/ops/column_sum/cases.h"
 #include "frit/ops/column_sum/column_sum.h"
 #include "frit/ops/column_sum/cpu.h"
 
 namespace frit {
+
+// At most 264 blocks write a row of partial sums each (frit/simt/columns.h), eight rows a thread.
+GpuBudget column_sum_gpu_budget(int64_t rows, int64_t cols, DType dtype, DType out) {
+  const int64_t n = 16 / size_of(dtype);
+  if (rows == 0 || cols == 0 || cols % n != 0 || cols > 256 * n) return {};
+  const int64_t lanes = std::min(rows, 256 / (cols / n));
+  const int64_t partial = std::min<int64_t>((rows + lanes * 8 - 1) / (lanes * 8), 264) * cols * 4;
+  return {2,
+          (lanes > 1 ? 1 : 0) + 1,
+          rows * cols * size_of(dtype) + partial,
+          partial + cols * size_of(out),
+          0,
+          static_cast<int64_t>(align_up(partial))};
+}
+
 namespace {
 
 OpCase make(int64_t rows, int64_t cols, DType dtype, DType out, int64_t stride = 0) {
@@ -25,19 +41,7 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, DType out, int64_t stride =
   c.forward_budget.regions = cols == 0 ? 0 : 2;
   c.forward_budget.scratch_bytes = static_cast<int64_t>(align_up(pieces * cols * 4));
   if (dtype == DType::kF16) c.where = Where::kGpu;
-  // On the GPU at most 264 blocks write a row of partial sums each (frit/simt/columns.h), eight rows a thread; stated
-  // where a row is whole vectors and one block is as wide as it.
-  const int64_t n = 16 / size_of(dtype);
-  if (rows > 0 && cols > 0 && cols % n == 0 && cols <= 256 * n && stride == 0) {
-    const int64_t lanes = std::min(rows, 256 / (cols / n));
-    const int64_t partial = std::min<int64_t>((rows + lanes * 8 - 1) / (lanes * 8), 264) * cols * 4;
-    c.forward_gpu = {2,
-                     (lanes > 1 ? 1 : 0) + 1,
-                     rows * cols * size_of(dtype) + partial,
-                     partial + cols * size_of(out),
-                     0,
-                     static_cast<int64_t>(align_up(partial))};
-  }
+  if (stride == 0) c.forward_gpu = column_sum_gpu_budget(rows, cols, dtype, out);
   c.forward_budget.bytes = rows * cols * size_of(dtype) + cols * size_of(out);
   return c;
 }

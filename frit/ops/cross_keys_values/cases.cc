@@ -1,6 +1,8 @@
 #include <cmath>
+#include <cstring>
 
 #include "frit/ops/case.h"
+#include "frit/ops/column_sum/cases.h"
 #include "frit/ops/cross_keys_values/cross_keys_values.h"
 
 namespace frit {
@@ -29,12 +31,14 @@ OpCase make(int64_t tokens, int64_t width, int64_t layers, DType dtype, std::vec
         for (int64_t k = 0; k < width; ++k) y[i * rows + j] += x[i * width + k] * w[j * width + k];
       }
   };
-  c.tolerance["y"] = {2e-6 * std::sqrt(static_cast<double>(width)), dtype == DType::kBF16 ? 0x1p-8 : 1e-6};
+  const double rounding = dtype == DType::kBF16 ? 0x1p-8 : dtype == DType::kF16 ? 0x1p-11 : 1e-6;
+  c.tolerance["y"] = {2e-6 * std::sqrt(static_cast<double>(width)), rounding};
+  if (dtype == DType::kF16) c.where = Where::kGpu;
 
   c.incoming = {"y"};
   c.differentiable = {"memory", "weight", "bias"};
   c.accumulates = {"weight", "bias"};
-  if (dtype == DType::kBF16) c.gradient_dtype = {{"weight", DType::kF32}, {"bias", DType::kF32}};
+  if (is_16bit_float(dtype)) c.gradient_dtype = {{"weight", DType::kF32}, {"bias", DType::kF32}};
   c.backward = [frozen, layers](Context& context, const Tensors& t, bool accumulate) {
     // The slices of frozen layers are not touched: what "no gradient" means to the harness is written here.
     const int64_t step = layers ? t.at("dweight").dim(0) / layers : 0;
@@ -42,8 +46,12 @@ OpCase make(int64_t tokens, int64_t width, int64_t layers, DType dtype, std::vec
       if (!frozen[l]) continue;
       const Tensor w = t.at("dweight").rows(static_cast<int64_t>(l) * step, static_cast<int64_t>(l + 1) * step);
       const Tensor b = t.at("dbias").rows(static_cast<int64_t>(l) * step, static_cast<int64_t>(l + 1) * step);
-      std::fill_n(w.data<float>(), w.numel(), 0.0f);
-      std::fill_n(b.data<float>(), b.numel(), 0.0f);
+      for (const Tensor& slice : {w, b}) {
+        if (context.on_gpu())
+          context.gpu().fill(slice.raw(), 0, static_cast<size_t>(slice.bytes()));
+        else
+          std::memset(slice.raw(), 0, static_cast<size_t>(slice.bytes()));
+      }
     }
     cross_keys_values_backward(context, t.at("dy"), t.at("memory"), t.at("weight"), frozen, accumulate, t.at("dmemory"),
                                t.at("dweight"), t.at("dbias"));
@@ -63,12 +71,14 @@ OpCase make(int64_t tokens, int64_t width, int64_t layers, DType dtype, std::vec
       }
   };
   const double rows_error = 1e-6 + 3e-7 * static_cast<double>(tokens);
-  c.gradient_tolerance["memory"] = {1e-6 + 3e-7 * static_cast<double>(rows) * scale,
-                                    dtype == DType::kBF16 ? 0x1p-8 : 1e-6};
+  c.gradient_tolerance["memory"] = {1e-6 + 3e-7 * static_cast<double>(rows) * scale, rounding};
   c.gradient_tolerance["weight"] = {rows_error, 1e-6};
   c.gradient_tolerance["bias"] = {rows_error, 1e-6};
   // The loss is linear in each operand: a large step costs no accuracy. Frozen layers have no gradient to compare with.
   c.finite_difference_step = frozen.empty() ? 1e-3 : 0;
+  // Products are the library's on a GPU: what is ours is the bias' gradient.
+  c.forward_gpu = {0, 0, 0, 0, 0, 0};
+  if (frozen.empty()) c.backward_gpu = column_sum_gpu_budget(tokens, rows, dtype, DType::kF32);
   return c;
 }
 
@@ -76,11 +86,11 @@ OpCase make(int64_t tokens, int64_t width, int64_t layers, DType dtype, std::vec
 
 std::vector<OpCase> cross_keys_values_cases() {
   std::vector<OpCase> cases;
-  for (DType dtype : {DType::kF32, DType::kBF16})
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
     for (int64_t tokens : {0, 1, 31, 33, 70})
       for (int64_t width : {1, 8, 31})
         for (int64_t layers : {1, 3}) cases.push_back(make(tokens, width, layers, dtype));
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     cases.push_back(make(33, 12, 1, dtype, {true}));
     cases.push_back(make(33, 12, 3, dtype, {true, false, false}));
     cases.push_back(make(33, 12, 3, dtype, {false, true, false}));

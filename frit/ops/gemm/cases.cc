@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "frit/ops/case.h"
+#include "frit/ops/column_sum/cases.h"
 #include "frit/ops/column_sum/column_sum.h"
 #include "frit/ops/gemm/gemm.h"
 
@@ -23,8 +24,18 @@ struct Product {
 Tolerance chain_tolerance(DType out, double len, double scale, double factor = 1) {
   Tolerance t{factor * (1e-6 + 3e-7 * len * scale), factor * 1e-6};
   if (out == DType::kBF16) t.relative = factor * 0x1p-8;
+  if (out == DType::kF16) t.relative = factor * 0x1p-11;
   return t;
 }
+
+constexpr const char* kLibrary = "library";  // the GPU's implementation; the others are the CPU's
+// Tensor cores cut off what they do not keep of a sum of 16-bit products, where a CPU rounds: their errors do not
+// cancel.
+double cut_off(DType in, const std::string& variant) {
+  return variant == kLibrary && is_16bit_float(in) ? 4 : 1;
+}
+// Every product on a GPU is the library's, none of our launches, and takes nothing from the context.
+constexpr GpuBudget kNothingOfOurs = {0, 0, 0, 0, 0, 0};
 
 // t[i][j] of op(t) in a batch item.
 struct Item {
@@ -79,6 +90,9 @@ OpCase make(const Product& p, const std::string& variant = "") {
     }
   };
   c.tolerance["c"] = chain_tolerance(p.out, static_cast<double>(p.k), scale);
+  c.tolerance["c"].absolute *= cut_off(p.in, variant);
+  c.where = variant == kLibrary ? Where::kGpu : Where::kCpu;
+  c.forward_gpu = kNothingOfOurs;
   const int64_t items = std::max<int64_t>(1, p.batch);
   c.forward_budget.flops = 2.0 * static_cast<double>(items * p.m) * static_cast<double>(p.n * p.k);
   c.forward_budget.bytes = items * ((p.m * p.k + p.k * p.n) * size_of(p.in) + p.m * p.n * size_of(p.out));
@@ -114,7 +128,7 @@ OpCase make_linear(int64_t m, int64_t n, int64_t k, DType dtype, const std::stri
   // in the products' own cases.
   c.accumulates = {"w", "bias"};
   if (dtype == DType::kF32) c.accumulates.push_back("x");
-  if (dtype == DType::kBF16) c.gradient_dtype = {{"w", DType::kF32}, {"bias", DType::kF32}};
+  if (is_16bit_float(dtype)) c.gradient_dtype = {{"w", DType::kF32}, {"bias", DType::kF32}};
   c.backward = [](Context& context, const Tensors& t, bool accumulate) {
     linear_backward_input(context, t.at("dy"), t.at("w"), accumulate, t.at("dx"));
     linear_backward_weight(context, t.at("dy"), t.at("x"), accumulate, t.at("dw"));
@@ -134,8 +148,58 @@ OpCase make_linear(int64_t m, int64_t n, int64_t k, DType dtype, const std::stri
   c.gradient_tolerance["x"] = chain_tolerance(dtype, dn, scale);
   c.gradient_tolerance["w"] = chain_tolerance(DType::kF32, dm, 1);
   c.gradient_tolerance["bias"] = chain_tolerance(DType::kF32, dm, 1);
+  c.tolerance["y"].absolute *= cut_off(dtype, variant);
+  for (const char* name : {"x", "w"}) c.gradient_tolerance[name].absolute *= cut_off(dtype, variant);
+  c.where = variant == kLibrary ? Where::kGpu : Where::kCpu;
+  c.forward_gpu = kNothingOfOurs;
+  c.backward_gpu = column_sum_gpu_budget(m, n, dtype, DType::kF32);
   c.finite_difference_step = 1e-3;  // the loss is linear in each operand: a large step costs no accuracy
   return c;
+}
+
+// The library's products: each kind of operand with every transpose, at sizes that leave it no aligned row, and at
+// sizes that do.
+std::vector<OpCase> library_cases() {
+  const DType f32 = DType::kF32, bf16 = DType::kBF16, f16 = DType::kF16;
+  std::vector<OpCase> cases;
+  const auto add = [&](const Product& p) { cases.push_back(make(p, kLibrary)); };
+  for (const auto& [in, out] : {std::pair{f32, f32}, {bf16, bf16}, {bf16, f32}, {f16, f16}, {f16, f32}}) {
+    const int bias = in == out ? 2 : 1;  // of c's type
+    for (bool ta : {false, true})
+      for (bool tb : {false, true}) {
+        add({1, 1, 1, ta, tb, in, out});
+        add({5, 31, 7, ta, tb, in, out});
+        add({33, 1, 32, ta, tb, in, out, true});
+        add({1, 33, 65, ta, tb, in, out, false, bias});
+        add({33, 31, 33, ta, tb, in, out, true, bias});
+        add({64, 48, 128, ta, tb, in, out, true, bias});
+        add({129, 65, 513, ta, tb, in, out, false, bias});
+        add({31, 32, 1024, ta, tb, in, out, true});
+        add({17, 19, 33, ta, tb, in, out, true, bias, 5});
+        add({33, 40, 64, ta, tb, in, out, false, 0, 8});
+        add({33, 31, 65, ta, tb, in, out, true, bias, 0, 70, 72, 40});  // rows apart
+        add({9, 16, 32, ta, tb, in, out, false, bias, 4, 600, 700, 304});
+      }
+    add({1023, 33, 31, false, true, in, out, false, bias});
+    add({33, 1024, 32, true, false, in, out, true});
+    add({130, 1025, 600, false, false, in, out, true, bias});
+    // Nothing to add up, nothing to write.
+    add({0, 32, 33, false, true, in, out});
+    add({32, 0, 33, false, true, in, out});
+    add({31, 33, 0, true, false, in, out});
+    add({31, 33, 0, true, false, in, out, true});
+    add({5, 7, 0, false, true, in, out, false, 0, 3});
+    add({9, 17, 0, true, false, in, out, false, 0, 0, 17, 17, 40});
+  }
+  // So far apart that the last row begins 2^32 elements in.
+  const int64_t far = int64_t{1} << 30;
+  add({5, 33, 17, false, false, f32, f32, false, 1, 0, far, 0, far});
+  add({33, 17, 5, true, false, bf16, f32, false, 0, 0, far, far, 0});
+  for (DType dtype : {f32, bf16, f16})
+    for (int64_t m : {0, 1, 33, 129})
+      for (int64_t n : {1, 16, 33})
+        for (int64_t k : {1, 24, 33}) cases.push_back(make_linear(m, n, k, dtype, kLibrary));
+  return cases;
 }
 
 }  // namespace
@@ -227,8 +291,11 @@ std::vector<OpCase> gemm_cases() {
     cases.back().benchmark = true;
     cases.back().test = false;
   }
+  const std::vector<OpCase> library = library_cases();
+  cases.insert(cases.end(), library.begin(), library.end());
   // A build without oneDNN has no such cases.
-  const std::vector<const char*> built = gemm_implementations();
+  std::vector<const char*> built = gemm_implementations();
+  built.push_back(kLibrary);
   std::erase_if(cases,
                 [&](const OpCase& c) { return !c.variant.empty() && std::ranges::count(built, c.variant) == 0; });
   return cases;

@@ -5,10 +5,6 @@
 namespace frit {
 namespace {
 
-bool is_f32_or_bf16(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16;
-}
-
 // Elements between stored rows of a matrix, or of each matrix of a batch.
 int64_t matrix_stride(const Tensor& t) {
   return t.rank() == 2 ? t.row_stride() : t.dim(2);
@@ -17,13 +13,13 @@ int64_t batch_step(const Tensor& t) {
   return t.rank() == 2 ? 0 : t.row_stride();
 }
 
-GemmProblem check(const GemmArgs& args) {
+GemmProblem check(const Context& context, const GemmArgs& args) {
   const Tensor &a = args.a, &b = args.b, &c = args.c;
   const int rank = a.rank();
   FRIT_CHECK(rank == 2 || rank == 3, "[gemm] a is {}, expected two or three dimensions", a.to_string());
   FRIT_CHECK(b.rank() == rank && c.rank() == rank, "[gemm] b is {} and c is {}, expected {} dimensions as a has",
              b.to_string(), c.to_string(), rank);
-  FRIT_CHECK(is_f32_or_bf16(a.dtype()), "[gemm] a is {}, expected f32 or bf16", a.to_string());
+  check_float("gemm", "a", a, context);
   FRIT_CHECK(b.dtype() == a.dtype(), "[gemm] b is {}, expected {} as a is", b.to_string(), name_of(a.dtype()));
   FRIT_CHECK(c.dtype() == DType::kF32 || c.dtype() == a.dtype(), "[gemm] c is {}, expected f32 or {}", c.to_string(),
              name_of(a.dtype()));
@@ -43,6 +39,10 @@ GemmProblem check(const GemmArgs& args) {
                args.bias.to_string(), p.n);
     FRIT_CHECK(args.bias.dtype() == DType::kF32 || args.bias.dtype() == a.dtype(),
                "[gemm] bias is {}, expected f32 or {}", args.bias.to_string(), name_of(a.dtype()));
+    FRIT_CHECK(!context.on_gpu() || args.bias.dtype() == c.dtype(), "[gemm] bias is {}, expected {} as c is on a GPU",
+               args.bias.to_string(), name_of(c.dtype()));
+    FRIT_CHECK(!context.on_gpu() || p.k > 0, "[gemm] op(a) of {} has no depth: on a GPU there is no bias then",
+               a.to_string());
   }
   p.a = {a.raw(), a.dtype(), matrix_stride(a), args.transpose_a};
   p.b = {b.raw(), b.dtype(), matrix_stride(b), args.transpose_b};
@@ -51,6 +51,22 @@ GemmProblem check(const GemmArgs& args) {
   p.accumulate = args.accumulate;
   p.bias = args.bias;
   return p;
+}
+
+// Every product on a GPU is its library's.
+void gemm_library(Context& context, const GemmProblem& p) {
+  GpuProduct product;
+  product.a = p.a.data, product.b = p.b.data, product.c = p.c;
+  product.dtype = p.a.dtype, product.c_dtype = p.c_dtype;
+  product.m = p.m, product.n = p.n, product.k = p.k, product.batch = p.batch;
+  product.a_stride = p.a.stride, product.b_stride = p.b.stride, product.c_stride = p.c_stride;
+  product.a_step = p.a_step, product.b_step = p.b_step, product.c_step = p.c_step;
+  product.transpose_a = p.a.transposed, product.transpose_b = p.b.transposed, product.accumulate = p.accumulate;
+  if (p.bias.defined()) product.bias = p.bias.raw(), product.bias_dtype = p.bias.dtype();
+  if (!context.planning()) return context.gpu().product(product);
+  // What is only planned has no address yet. For a bias none means that there is none: any aligned one will do.
+  if (p.bias.defined() && !product.bias) product.bias = reinterpret_cast<const void*>(kAlignment);
+  context.gpu().note_product(product);
 }
 
 // Why "onednn" refuses a product; null if it takes it.
@@ -67,8 +83,8 @@ std::vector<const char*> gemm_implementations() {
   return {"packed", "onednn"};
 }
 
-// "packed" is taken unless another is forced. On a loaded Zen 3, one thread, processor time, in percent of the rate of bare
-// fused multiply-adds (bench/results/gemm-cpu.json has all shapes of that run):
+// On the CPU "packed" is taken unless another is forced. On a loaded Zen 3, one thread, processor time, in percent of
+// the rate of bare fused multiply-adds (bench/results/gemm-cpu.json has all shapes of that run):
 //   product                       packed  oneDNN 2.6  OpenBLAS 0.3.21
 //   512 x 512 x 512                   73          70               70
 //   4096 x 1024 x 256, forward        83          87               85
@@ -78,11 +94,18 @@ std::vector<const char*> gemm_implementations() {
 //   8000 x 256 x 4096, dw             84          81               85
 //   1024 * (32 x 32 x 32)             55          40               32
 //   64 * (128 x 64 x 128)             64          72               56
-// oneDNN allocated its packing buffers in every call measured whose a is not transposed, so training cannot have it. OpenBLAS is
-// ahead at weight gradients; it promises nothing about a row's bits, and only weight gradients could do without that.
+// oneDNN allocated its packing buffers in every call measured whose a is not transposed, so training cannot have it.
+// OpenBLAS is ahead at weight gradients; it promises nothing about a row's bits, and only weight gradients could do
+// without that.
 void gemm(Context& context, const GemmArgs& args) {
-  const GemmProblem p = check(args);
+  const GemmProblem p = check(context, args);
   const std::string_view forced = context.forced("gemm");
+  if (context.on_gpu()) {
+    FRIT_CHECK(forced.empty() || forced == "library",
+               "[gemm] no implementation on a GPU is called {}, expected library", forced);
+    context.note_used("gemm", "library");
+    return gemm_library(context, p);
+  }
   if (forced == "onednn") {
     const char* reason = onednn_refuses(p);
     FRIT_CHECK(!reason, "[gemm] onednn was forced, but {}; a is {}", reason, args.a.to_string());

@@ -7,15 +7,18 @@
 namespace frit {
 
 // Math: c = op(a) * op(b) [+ bias] [+ c], op(t) = t or its transpose; sums in fp32.
-// Shapes: op(a) [m, k], op(b) [k, n], c [m, n]; or all with one more, leading dimension: that many products. Two-dimensional
-// operands may have any row stride. bias [n]. dtypes: a, b the same, f32 or bf16; c the same or f32; bias f32 or a's dtype.
-// A row of c depends on that row of op(a) alone and comes out with the same bits whatever m is and wherever the row lies, as
-// long as op(a) is not transposed: that is what makes a sentence's translation independent of its batch. The bits do not
-// depend on the number of threads either.
-// k == 0 gives bias (+ c). Allocates nothing but scratch from the context.
-// Errors: std::invalid_argument if shapes or dtypes do not fit. Implementations: "packed" (ours,
-// the default) and, if forced, "onednn" (f32 only; promises nothing about bits and allocates; not in every build); see
-// Context::force.
+// Shapes: op(a) [m, k], op(b) [k, n], c [m, n]; or all with one more, leading dimension: that many products.
+// Two-dimensional operands may have any row stride. bias [n]. dtypes: a, b the same, f32 or bf16, on a GPU also f16; c
+// the same or f32; bias f32 or a's dtype, on a GPU c's dtype. On the CPU a row of c depends on that row of op(a) alone
+// and comes out with the same bits whatever m is and wherever the row lies, as long as op(a) is not transposed: that is
+// what makes a sentence's translation independent of its batch. The bits do not depend on the number of threads either.
+// On a GPU neither holds for another m: the library's algorithm, and with it the order of additions, is chosen by the
+// whole shape. There the same shape, strides and alignment of addresses, with the same choices (Gpu::tune_products) and
+// library, give the same bits. k == 0 gives bias (+ c); on a GPU it takes no bias. Allocates nothing but scratch from
+// the context; on a GPU nothing at all. Cost: on a GPU one product of the library (Gpu::product), which counts as no
+// launch; while planning the product is noted for Gpu::tune_products. Errors: std::invalid_argument if shapes or dtypes
+// do not fit. Implementations on the CPU: "packed" (ours, the default) and, if forced, "onednn" (f32 only; promises
+// nothing about bits and allocates; not in every build). On a GPU: "library". See Context::force.
 struct GemmArgs {
   Tensor a, b, c;
   bool transpose_a = false, transpose_b = false;
@@ -23,7 +26,7 @@ struct GemmArgs {
   Tensor bias;
 };
 void gemm(Context& context, const GemmArgs& args);
-// Names of the implementations that this build has.
+// Names of the implementations on the CPU that this build has.
 std::vector<const char*> gemm_implementations();
 
 // A linear layer y = x * w^T + bias, w [n, k] as PyTorch and Hugging Face store it.
@@ -31,19 +34,23 @@ inline void linear(Context& context, const Tensor& x, const Tensor& w, const Ten
   gemm(context, {.a = x, .b = w, .c = y, .transpose_a = false, .transpose_b = true, .accumulate = false, .bias = bias});
 }
 // dx = dy * w.
-inline void linear_backward_input(Context& context, const Tensor& dy, const Tensor& w, bool accumulate, const Tensor& dx) {
-  gemm(context, {.a = dy, .b = w, .c = dx, .transpose_a = false, .transpose_b = false, .accumulate = accumulate, .bias = {}});
+inline void linear_backward_input(Context& context, const Tensor& dy, const Tensor& w, bool accumulate,
+                                  const Tensor& dx) {
+  gemm(context,
+       {.a = dy, .b = w, .c = dx, .transpose_a = false, .transpose_b = false, .accumulate = accumulate, .bias = {}});
 }
 // dw (+)= dy^T * x.
-inline void linear_backward_weight(Context& context, const Tensor& dy, const Tensor& x, bool accumulate, const Tensor& dw) {
-  gemm(context, {.a = dy, .b = x, .c = dw, .transpose_a = true, .transpose_b = false, .accumulate = accumulate, .bias = {}});
+inline void linear_backward_weight(Context& context, const Tensor& dy, const Tensor& x, bool accumulate,
+                                   const Tensor& dw) {
+  gemm(context,
+       {.a = dy, .b = x, .c = dw, .transpose_a = true, .transpose_b = false, .accumulate = accumulate, .bias = {}});
 }
 
-// A weight laid out once for many products with few rows (decoding): y = x * w^T + bias.
+// A weight laid out once for many products with few rows (decoding), on the CPU: y = x * w^T + bias.
 class PackedWeight {
  public:
   PackedWeight() = default;
-  // w [n, k], f32 or bf16. The packed copy is owned and fp32.
+  // w [n, k], f32 or bf16. The packed copy is owned and fp32. Errors: std::invalid_argument on a GPU.
   PackedWeight(Context& context, const Tensor& w);
   PackedWeight(PackedWeight&&) noexcept;
   PackedWeight& operator=(PackedWeight&&) noexcept;

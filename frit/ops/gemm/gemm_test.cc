@@ -217,6 +217,9 @@ TEST(Gemm, RefusesWhatDoesNotFit) {
   EXPECT_EQ(with([&](GemmArgs& g) { g.bias = matrix(v, 1, 4); }), "[gemm] bias is f32[1, 4], expected [4]");
   EXPECT_EQ(with([&](GemmArgs& g) { g.a = Tensor(v.data(), DType::kF32, {6}); }),
             "[gemm] a is f32[6], expected two or three dimensions");
+  std::vector<float16> f16(64);
+  EXPECT_EQ(with([&](GemmArgs& g) { g.a = matrix(f16, 2, 3); }),
+            "[gemm] a is f16[2, 3], expected f32 or bf16 (f16 needs a GPU)");
   EXPECT_NE(with([&](GemmArgs& g) { g.a = Tensor(v.data(), DType::kF32, {2, 2, 3}); }), "");
   EXPECT_EQ(with([&](GemmArgs& g) {
               g.a = Tensor(v.data(), DType::kF32, {2, 2, 3});
@@ -259,6 +262,87 @@ TEST(Gemm, ForcedImplementations) {
   runner.context.force("gemm", "");
   gemm(runner.context, f32);
   EXPECT_EQ(runner.context.used("gemm"), "packed");
+}
+
+// A matrix in the memory of this build's GPU.
+class OnGpu {
+ public:
+  template <typename T>
+  OnGpu(Gpu& gpu, const std::vector<T>& values, Shape shape) : gpu_(gpu), bytes_(values.size() * sizeof(T)) {
+    data_ = gpu.allocate(bytes_);
+    gpu.born(data_, bytes_, DTypeOf<T>::value);
+    gpu.upload(data_, values.data(), bytes_);
+    tensor_ = Tensor(data_, DTypeOf<T>::value, shape, gpu.device());
+  }
+  ~OnGpu() {
+    gpu_.died(data_);
+    gpu_.release(data_);
+  }
+  OnGpu(const OnGpu&) = delete;
+  operator const Tensor&() const { return tensor_; }
+  std::vector<float> values() const {
+    std::vector<float> v(bytes_ / sizeof(float));
+    gpu_.download(v.data(), data_, bytes_);
+    return v;
+  }
+
+ private:
+  Gpu& gpu_;
+  size_t bytes_;
+  void* data_;
+  Tensor tensor_;
+};
+
+TEST(GemmGpu, IsTheLibrarysAndComputesNothingWhilePlanning) {
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  ThreadPool pool(1);
+  Memory memory(gpu.get());
+  Context context(pool, memory, gpu.get());
+  const OnGpu a(*gpu, std::vector<float>(6, 1.0f), {2, 3}), b(*gpu, std::vector<float>(12, 2.0f), {3, 4}),
+      c(*gpu, std::vector<float>(8, -1.0f), {2, 4}), bias(*gpu, std::vector<float>{0, 1, 2, 3}, {4});
+  const GemmArgs args{
+      .a = a, .b = b, .c = c, .transpose_a = false, .transpose_b = false, .accumulate = false, .bias = bias};
+  memory.begin_recording();
+  gemm(context, args);
+  const Buffer planned = context.allocate({2, 3}, DType::kF32, "planned"),
+               planned_bias = context.allocate({4}, DType::kF32, "bias");
+  GemmArgs of_planned = args;
+  of_planned.a = planned, of_planned.bias = planned_bias;
+  gemm(context, of_planned);
+  EXPECT_EQ(memory.end_recording().size(), 2u);  // gemm took nothing
+  EXPECT_EQ(c.values(), std::vector<float>(8, -1.0f));
+  context.force("gemm", "library");
+  gemm(context, args);
+  EXPECT_EQ(context.used("gemm"), "library");
+  EXPECT_EQ(c.values(), (std::vector<float>{6, 7, 8, 9, 6, 7, 8, 9}));
+  EXPECT_EQ(gpu->launches(), 0);
+}
+
+TEST(GemmGpu, RefusesWhatTheLibraryCannotDo) {
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  ThreadPool pool(1);
+  Memory memory(gpu.get());
+  Context context(pool, memory, gpu.get());
+  const OnGpu v(*gpu, std::vector<float>(64), {64}), h(*gpu, std::vector<bfloat16>(64), {64});
+  const auto shaped = [](const Tensor& t, Shape shape) { return Tensor(t.raw(), t.dtype(), shape, t.device()); };
+  const GemmArgs fits{.a = shaped(h, {2, 3}),
+                      .b = shaped(h, {3, 4}),
+                      .c = shaped(h, {2, 4}),
+                      .transpose_a = false,
+                      .transpose_b = false,
+                      .accumulate = false,
+                      .bias = {}};
+  GemmArgs args = fits;
+  args.bias = shaped(v, {4});
+  EXPECT_EQ(message_of(context, args), "[gemm] bias is f32[4], expected bf16 as c is on a GPU");
+  args.c = shaped(v, {2, 4}), args.bias = shaped(h, {4});
+  EXPECT_EQ(message_of(context, args), "[gemm] bias is bf16[4], expected f32 as c is on a GPU");
+  args = fits;
+  args.a = shaped(h, {2, 0}), args.b = shaped(h, {0, 4}), args.bias = shaped(h, {4});
+  EXPECT_EQ(message_of(context, args), "[gemm] op(a) of bf16[2, 0] has no depth: on a GPU there is no bias then");
+  context.force("gemm", "packed");
+  EXPECT_EQ(message_of(context, fits), "[gemm] no implementation on a GPU is called packed, expected library");
+  EXPECT_THROW(PackedWeight(context, shaped(v, {4, 4})), std::invalid_argument);
 }
 
 }  // namespace

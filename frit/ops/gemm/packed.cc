@@ -262,6 +262,7 @@ void gemm_packed(Context& context, const GemmProblem& p) {
 // -----------------------------------------------------------------------------------------------------
 
 PackedWeight::PackedWeight(Context& context, const Tensor& w) : n_(0), k_(0) {
+  FRIT_CHECK(!context.on_gpu(), "[gemm] weights are packed on the CPU alone");
   FRIT_CHECK(w.rank() == 2, "[gemm] a weight to pack is {}, expected [n, k]", w.to_string());
   FRIT_CHECK(w.dtype() == DType::kF32 || w.dtype() == DType::kBF16,
              "[gemm] a weight to pack is {}, expected f32 or bf16", w.to_string());
@@ -290,6 +291,7 @@ PackedWeight::~PackedWeight() {
 }
 
 void linear_packed(Context& context, const Tensor& x, const PackedWeight& w, const Tensor& bias, const Tensor& y) {
+  FRIT_CHECK(!context.on_gpu(), "[linear_packed] runs on the CPU alone");
   FRIT_CHECK(w.defined(), "[linear_packed] the weight was never packed");
   FRIT_CHECK(x.rank() == 2 && x.dim(1) == w.cols() && x.dtype() == DType::kF32,
              "[linear_packed] x is {}, expected f32[m, {}]", x.to_string(), w.cols());

@@ -1,5 +1,6 @@
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "frit/ops/case.h"
 #include "frit/ops/gradient_norm/gradient_norm.h"
@@ -158,7 +159,7 @@ OpCase make_prepared(int64_t n, Mode mode, double max_norm, float loss_scale, do
   const DType dtype = compute_dtype(mode.precision);
   const bool adam = mode.kind != OptimizerKind::kSgd;
   const OptimizerArgs args{.kind = mode.kind, .weight_decay = 0.05, .decay_end = n / 2, .seed = 5};
-  const double rate = 0.01, updates = 6;
+  const double rate = 0.01, updates = 6, ema_decay = 0.9;
   OpCase c;
   c.name = fmt::format("{}/{}/{}/norm {}/loss scale {}/{} of {}{}", n, name_of(mode.kind), name_of(mode.precision),
                        max_norm, loss_scale, finite_before, interval, bad == 0 ? "" : fmt::format("/{}", bad));
@@ -169,7 +170,7 @@ OpCase make_prepared(int64_t n, Mode mode, double max_norm, float loss_scale, do
                  for (double& x : a.v) x = loss_scale * random.normal();
                  if (bad != 0) a.v[n / 3] = bad;
                }},
-              {"numbers", DType::kF64, {kOptimizerNumbers}, fill_values({rate, updates, 2, finite_before, 0})},
+              {"numbers", DType::kF64, {kOptimizerNumbers}, fill_values({rate, updates, 2, finite_before, 0, 0.5})},
               {"loss_scale", DType::kF32, {1}, fill_values({loss_scale})},
               {"moment1", DType::kF32, {n}, fill_uniform(-1, 1)}};
   if (adam) c.inputs.push_back({"moment2", DType::kF32, {n}, fill_uniform(0.01, 1)});
@@ -194,8 +195,10 @@ OpCase make_prepared(int64_t n, Mode mode, double max_norm, float loss_scale, do
                  not_finite = context.allocate({1}, DType::kI32, "not_finite");
     const OptimizerState state{t.at("numbers"), t.at("loss_scale"), t.at("prepared")};
     gradient_norm(context, t.at("gradients"), squares, not_finite);
-    optimizer_prepare(context, args, {.max_norm = max_norm, .growth_interval = interval, .largest_loss_scale = 4096},
-                      squares, not_finite, state);
+    optimizer_prepare(
+        context, args,
+        {.max_norm = max_norm, .growth_interval = interval, .largest_loss_scale = 4096, .ema_decay = ema_decay},
+        squares, not_finite, state);
     optimizer_step(context, args, {.prepared = state.prepared}, b);
   };
   c.oracle = [=](const Arrays& in, Arrays& out) {
@@ -208,10 +211,15 @@ OpCase make_prepared(int64_t n, Mode mode, double max_norm, float loss_scale, do
     double next = loss_scale;
     if (bad != 0) {
       numbers[kSkipped] += 1;
+      numbers[kEmaStep] = 0;
       if (interval > 0) next = loss_scale / 2, numbers[kFinite] = 0;
     } else {
       numbers[kUpdates] += 1;
       numbers[kFinite] += 1;
+      // The weights of the updates fall by the decay and sum to 1: the newest one's is this.
+      double weights = 0;
+      for (int i = 0; i < numbers[kUpdates]; ++i) weights += std::pow(ema_decay, i);
+      numbers[kEmaStep] = 1 / weights;
       if (interval > 0 && numbers[kFinite] >= static_cast<double>(interval))
         next = loss_scale * 2, numbers[kFinite] = 0;
     }
@@ -243,6 +251,216 @@ OpCase make_prepared(int64_t n, Mode mode, double max_norm, float loss_scale, do
     for (const char* name : {"moment1", "moment2", "master"}) c.tolerance[name] = {1e-6, 1e-6};
   c.tolerance["numbers"] = {1e-12, 1e-12};
   if (dtype == DType::kF16) c.where = Where::kGpu;
+  return c;
+}
+
+// The rate of the update after `updates`, from a window of `count` rates from update `first` on, and the loss's factor.
+OpCase make_begin(int64_t count, double first, double updates, float loss_scale) {
+  OpCase c;
+  c.name = fmt::format("begin/{} rates from {}/{} updates/loss scale {}", count, first, updates, loss_scale);
+  c.inputs = {{"rates", DType::kF64, {count}, fill_uniform(1e-4, 1e-2)},
+              {"first", DType::kF64, {1}, fill_values({first})},
+              {"inverse_tokens", DType::kF32, {1}, fill_values({1.0 / 3001})},
+              {"numbers", DType::kF64, {kOptimizerNumbers}, fill_values({0.5, updates, 2, 3, 4, 0.25})}};
+  if (loss_scale > 0) c.inputs.push_back({"loss_scale", DType::kF32, {1}, fill_values({loss_scale})});
+  c.outputs = {{"numbers", DType::kF64, {kOptimizerNumbers}}, {"scale", DType::kF32, {1}}};
+  c.tolerance["numbers"] = {0, 0};
+  c.tolerance["scale"] = {0, 0x1p-24};
+  c.forward = [=](Context& context, const Tensors& t) {
+    const OptimizerState state{t.at("numbers"), loss_scale > 0 ? t.at("loss_scale") : Tensor(), {}};
+    optimizer_begin(context, t.at("rates"), t.at("first"), t.at("inverse_tokens"), state, t.at("scale"));
+  };
+  c.oracle = [=](const Arrays& in, Arrays& out) {
+    int64_t at = 0;
+    while (at + 1 < count && first + static_cast<double>(at) < updates + 1) ++at;
+    out["numbers"] = in.at("numbers");
+    out["numbers"][kLearningRate] = in.at("rates")[at];
+    out["scale"][0] = in.at("inverse_tokens")[0] * (loss_scale > 0 ? in.at("loss_scale")[0] : 1);
+  };
+  c.forward_budget.regions = c.forward_budget.scratch_bytes = 0;
+  c.forward_gpu.launches = 1;
+  c.forward_gpu.barriers = c.forward_gpu.atomics = c.forward_gpu.scratch_bytes = 0;
+  c.forward_gpu.read_bytes = 3 * 8 + 4 + (loss_scale > 0 ? 4 : 0);
+  c.forward_gpu.written_bytes = 8 + 4;
+  return c;
+}
+
+// The blocks that hold the parameters' values, as inputs; `residual` as bytes, as in make().
+void add_values(OpCase& c, int64_t n, Precision precision, const Fill& fill = fill_normal()) {
+  if (keeps_master(precision)) c.inputs.push_back({"master", DType::kF32, {n}, fill});
+  c.inputs.push_back({"parameters", compute_dtype(precision), {n}, fill});
+  if (precision == Precision::kBF16Residual) c.inputs.push_back({"residual", DType::kU8, {n, 2}, fill_below(256)});
+}
+OptimizerBlocks blocks_of(Context& context, int64_t n, Precision precision, const Tensors& t) {
+  const auto get = [&](const char* name) { return t.count(name) ? t.at(name) : Tensor(); };
+  OptimizerBlocks b{precision, get("parameters"), get("gradients"), get("moment1"), get("moment2"), get("master"), {}};
+  if (t.count("residual")) b.residual = Tensor(t.at("residual").raw(), DType::kBF16, Shape{n}, context.device());
+  return b;
+}
+// The fp32 value of element i.
+float value_of(const Arrays& in, Precision precision, int64_t i) {
+  const float p = static_cast<float>(in.at(keeps_master(precision) ? "master" : "parameters")[i]);
+  if (precision != Precision::kBF16Residual) return p;
+  const uint16_t low = static_cast<uint16_t>(in.at("residual")[2 * i] + 256 * in.at("residual")[2 * i + 1]);
+  return join_float({bfloat16(p).bits, low});
+}
+int64_t bytes_of_value(Precision precision) {
+  return precision == Precision::kF32 || keeps_master(precision) || precision == Precision::kBF16Residual ? 4 : 2;
+}
+
+// `step`: what the device's numbers say, or nothing.
+OpCase make_ema(int64_t n, Precision precision, double decay, std::optional<double> step = {}) {
+  OpCase c;
+  c.name = fmt::format("ema/{}/{}/decay {}{}", n, name_of(precision), decay,
+                       step ? fmt::format("/step {} on the device", *step) : "");
+  add_values(c, n, precision);
+  c.inputs.push_back({"ema", DType::kF32, {n}});
+  if (step) c.inputs.push_back({"numbers", DType::kF64, {kOptimizerNumbers}, fill_values({0.1, 20, 0, 20, 1, *step})});
+  c.outputs = {{"ema", DType::kF32, {n}}};
+  const double move = step ? *step : 1 - decay;
+  c.forward = [=](Context& context, const Tensors& t) {
+    ema_update(context, decay, blocks_of(context, n, precision, t), t.at("ema"), step ? t.at("numbers") : Tensor());
+  };
+  c.oracle = [=](const Arrays& in, Arrays& out) {
+    for (int64_t i = 0; i < n; ++i) {
+      const double e = in.at("ema")[i];
+      out["ema"][i] = (1 - move) * e + move * value_of(in, precision, i);
+    }
+  };
+  c.tolerance["ema"] = {1e-12, 0x1.0001p-24};  // one rounding to fp32
+  c.forward_budget.regions = n > 0 && move != 0;
+  c.forward_budget.scratch_bytes = 0;
+  c.forward_budget.bytes = n * (8 + bytes_of_value(precision));
+  c.forward_gpu.launches = n > 0;
+  c.forward_gpu.barriers = c.forward_gpu.atomics = c.forward_gpu.scratch_bytes = 0;
+  c.forward_gpu.read_bytes = n * (4 + bytes_of_value(precision)) + (step ? (n + 511) / 512 * 32 * 8 : 0);
+  c.forward_gpu.written_bytes = move == 0 ? 0 : n * 4;
+  if (compute_dtype(precision) == DType::kF16) c.where = Where::kGpu;
+  return c;
+}
+
+OpCase make_exchange(int64_t n, Precision precision, bool in_model) {
+  const DType dtype = compute_dtype(precision);
+  const bool wide = dtype == DType::kF32;
+  OpCase c;
+  c.name = fmt::format("exchange/{}/{}/{}", n, name_of(precision), in_model ? "in" : "out");
+  add_values(c, n, precision);
+  c.inputs.push_back({"ema", DType::kF32, {n}});
+  c.outputs = {{"parameters", dtype, {n}}};
+  if (wide) c.outputs.push_back({"ema", DType::kF32, {n}});
+  if (!wide) (in_model ? c.outputs : c.inputs).push_back({"aside", dtype, {n}});
+  c.forward = [=](Context& context, const Tensors& t) {
+    ema_exchange(context, in_model, blocks_of(context, n, precision, t), t.at("ema"), wide ? Tensor() : t.at("aside"));
+  };
+  c.oracle = [=](const Arrays& in, Arrays& out) {
+    out["parameters"] = in.at(wide || in_model ? "ema" : "aside");
+    if (wide) out["ema"] = in.at("parameters");
+    if (!wide && in_model) out["aside"] = in.at("parameters");
+  };
+  for (const char* name : {"ema", "aside", "parameters"}) c.tolerance[name] = {0, 0};
+  if (!wide && in_model)  // one rounding
+    c.tolerance["parameters"] = dtype == DType::kBF16 ? Tolerance{0, 0x1p-8} : Tolerance{0x1p-25, 0x1p-11};
+  c.forward_budget.regions = n > 0;
+  c.forward_budget.scratch_bytes = 0;
+  c.forward_gpu.launches = n > 0;
+  c.forward_gpu.barriers = c.forward_gpu.atomics = c.forward_gpu.scratch_bytes = 0;
+  c.forward_gpu.read_bytes = n * (wide ? 8 : in_model ? 6 : 2);
+  c.forward_gpu.written_bytes = n * (wide ? 8 : in_model ? 4 : 2);
+  c.forward_budget.bytes = c.forward_gpu.read_bytes + c.forward_gpu.written_bytes;
+  if (dtype == DType::kF16) c.where = Where::kGpu;
+  return c;
+}
+
+// Powers of ten of either sign, and zeros: updates from far below a spacing to far above it.
+void fill_powers(CaseRandom& random, Array& a) {
+  for (double& x : a.v) {
+    const double size = std::pow(10, -12 + 12 * random.uniform()), kind = random.uniform();
+    x = kind < 0.4 ? 0 : kind < 0.7 ? size : -size;
+  }
+}
+
+// What 16 bits alone keep of x. random: of the element.
+double kept_alone(double x, Precision precision, bool nearest, uint32_t random) {
+  const float wide = static_cast<float>(x);
+  const bool bf16 = precision == Precision::kBF16Stochastic;
+  if (nearest) return bf16 ? static_cast<float>(bfloat16(wide)) : static_cast<float>(float16(wide));
+  // In units of the spacing: 8 or 11 significant bits, in fp16 not below 2^-24. The way to the next number is cut into
+  // as many steps as fp32 has there, 2^16 at most.
+  const int exponent = wide == 0 ? -126 : std::ilogb(wide);
+  const bool small = !bf16 && exponent < -14;
+  const double spacing = std::ldexp(1, bf16 ? exponent - 7 : small ? -24 : exponent - 10);
+  const int bits = bf16 || small ? 16 : 13;
+  const double size = std::abs(static_cast<double>(wide)) / spacing, below = std::floor(size);
+  const double steps = std::floor((size - below) * std::ldexp(1, bits)) + (random >> (16 - bits));
+  return std::copysign((below + (steps >= std::ldexp(1, bits))) * spacing, wide);
+}
+
+// ends: of the slices.
+OpCase make_swallowed(int64_t n, Mode mode, bool nearest, std::vector<int64_t> ends, int64_t step = 3,
+                      bool momentum = true) {
+  const bool adam = mode.kind != OptimizerKind::kSgd, has_m = adam || momentum;
+  const int64_t slices = static_cast<int64_t>(ends.size());
+  const bool alone = mode.precision == Precision::kBF16Stochastic || mode.precision == Precision::kF16Stochastic;
+  OptimizerArgs args{.kind = mode.kind, .momentum = momentum ? 0.9 : 0.0, .weight_decay = 0.05, .decay_end = n / 5};
+  args.seed = 7, args.nearest = nearest;
+  const OptimizerStep now{.learning_rate = 0.01, .step = step, .gradient_scale = 0.5f};
+  OpCase c;
+  c.name = fmt::format("swallowed/{}/{} slices/{}{}/{}{}/{} gradients", n, slices, name_of(mode.kind),
+                       momentum ? "" : " without momentum", name_of(mode.precision), nearest ? " to nearest" : "",
+                       name_of(mode.gradient_dtype));
+  add_values(c, n, mode.precision);
+  c.inputs.push_back({"gradients", mode.gradient_dtype, {n}, fill_powers});
+  if (has_m) c.inputs.push_back({"moment1", DType::kF32, {n}, fill_powers});
+  if (adam) c.inputs.push_back({"moment2", DType::kF32, {n}, fill_uniform(0.01, 2)});
+  c.inputs.push_back({"ends", DType::kI64, {slices}, fill_values(std::vector<double>(ends.begin(), ends.end()))});
+  c.inputs.push_back({"counts", DType::kI64, {slices, 2}, fill_below(1000)});
+  c.outputs = {{"counts", DType::kI64, {slices, 2}}};
+  c.tolerance["counts"] = {0, 0};
+  c.forward = [=](Context& context, const Tensors& t) {
+    optimizer_swallowed(context, args, now, blocks_of(context, n, mode.precision, t), t.at("ends"), t.at("counts"));
+  };
+  c.oracle = [=](const Arrays& in, Arrays& out) {
+    out["counts"] = in.at("counts");
+    int64_t slice = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      while (slice < slices && ends[slice] <= i) ++slice;
+      if (slice == slices) break;
+      const double p = value_of(in, mode.precision, i), lr = now.learning_rate,
+                   decay = i < args.decay_end ? args.weight_decay : 0;
+      double g = now.gradient_scale * in.at("gradients")[i], update = 0;
+      if (mode.kind != OptimizerKind::kAdamW) g += decay * p;
+      if (adam) {
+        const double m = args.beta1 * in.at("moment1")[i] + (1 - args.beta1) * g;
+        const double v = args.beta2 * in.at("moment2")[i] + (1 - args.beta2) * g * g;
+        const double m_hat = m / (1 - std::pow(args.beta1, step)), v_hat = v / (1 - std::pow(args.beta2, step));
+        update = lr * m_hat / (std::sqrt(v_hat) + args.eps);
+      } else {
+        update = lr * (momentum ? args.momentum * in.at("moment1")[i] + g : g);
+      }
+      if (mode.kind == OptimizerKind::kAdamW) update += lr * decay * p;
+      if (update == 0) continue;
+      const PhiloxBlock block =
+          philox({args.seed, static_cast<uint32_t>(step)}, static_cast<uint32_t>(i / 8), 0, 0, kRoundingSite);
+      const uint32_t random = block.v[i % 8 / 2] >> (16 * (i % 2)) & 0xffffu;
+      const double kept =
+          alone ? kept_alone(p - update, mode.precision, nearest, random) : static_cast<float>(p - update);
+      out["counts"][2 * slice] += 1;
+      out["counts"][2 * slice + 1] += kept == p;
+    }
+  };
+  c.forward_budget.regions = slices > 0;
+  c.forward_budget.scratch_bytes = 0;
+  c.forward_gpu.launches = n > 0 && slices > 0;
+  c.forward_gpu.barriers = c.forward_gpu.scratch_bytes = 0;
+  if (slices == 1 && ends[0] == n) {
+    // A warp has 2048 elements; each thread finds the slice in one look, and reads its end.
+    const int64_t warps = (n + 2047) / 2048;
+    c.forward_gpu.read_bytes =
+        n * (bytes_per_parameter(mode, momentum) - written_bytes_per_parameter(mode, momentum)) + warps * 32 * 2 * 8;
+    c.forward_gpu.written_bytes = 0;
+    if (n > 30) c.forward_gpu.atomics = 2 * warps;  // something moves in each
+  }
+  if (compute_dtype(mode.precision) == DType::kF16) c.where = Where::kGpu;
   return c;
 }
 
@@ -283,6 +501,43 @@ std::vector<OpCase> optimizer_cases() {
     cases.push_back(make_prepared(300, mode, 0.5f, 4096, 9, 10));  // the scale is at its largest
     for (const double bad : {INFINITY, -INFINITY}) cases.push_back(make_prepared(700, mode, 1, 512, 9, 10, bad));
   }
+  for (const float loss_scale : {0.0f, 1024.0f}) {
+    cases.push_back(make_begin(1, 1, 0, loss_scale));
+    cases.push_back(make_begin(64, 101, 100, loss_scale));  // the window's first
+    cases.push_back(make_begin(64, 101, 117, loss_scale));
+    cases.push_back(make_begin(64, 101, 163, loss_scale));  // its last
+    cases.push_back(make_begin(7, 101, 107, loss_scale));   // one behind it
+    cases.push_back(make_begin(7, 101, 10, loss_scale));    // far before it
+  }
+  constexpr Precision kPrecisions[] = {Precision::kF32,          Precision::kBF16Master, Precision::kBF16Stochastic,
+                                       Precision::kBF16Residual, Precision::kF16Master,  Precision::kF16Stochastic};
+  for (const Precision precision : kPrecisions) {
+    for (const int64_t n : {0, 1, 31, 128, 513, 1025, 5003}) cases.push_back(make_ema(n, precision, 0.99));
+    cases.push_back(make_ema(700, precision, 0));
+    for (const double step : {0.0, 0.25, 1.0}) cases.push_back(make_ema(1023, precision, 0.5, step));
+    for (const int64_t n : {0, 1, 31, 128, 513, 5003})
+      for (const bool in : {true, false}) cases.push_back(make_exchange(n, precision, in));
+  }
+  for (const Precision precision : kPrecisions) {
+    for (const OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kSgd}) {
+      for (const bool nearest : {false, true}) {
+        if (nearest && precision != Precision::kBF16Stochastic && precision != Precision::kF16Stochastic) continue;
+        const Mode mode{kind, precision, compute_dtype(precision)};
+        for (const int64_t n : {1, 33, 1025, 5003}) cases.push_back(make_swallowed(n, mode, nearest, {n}));
+        // Slices of one element, of none, in the middle of everything, past 2048; the tail is nobody's.
+        cases.push_back(make_swallowed(6000, mode, nearest, {1, 2, 2, 130, 256, 777, 4096, 4500, 5900}));
+      }
+      if (precision != Precision::kF32)
+        cases.push_back(make_swallowed(3001, {kind, precision, DType::kF32}, false, {1000, 3001}));
+    }
+    const Mode sgd{OptimizerKind::kSgd, precision, compute_dtype(precision)};
+    cases.push_back(make_swallowed(2500, sgd, false, {2500}, 2, false));
+    cases.push_back(make_swallowed(70, sgd, false, {}));
+  }
+  cases.push_back(make_swallowed(0, {OptimizerKind::kAdam, Precision::kF32, DType::kF32}, false, {0, 0}));
+  std::vector<int64_t> ends;  // many slices
+  for (int64_t end = 0; end < 20000; end += 37 + end % 301) ends.push_back(end);
+  cases.push_back(make_swallowed(20000, {OptimizerKind::kAdam, Precision::kBF16Stochastic, DType::kBF16}, false, ends));
   for (const Mode& mode : {Mode{OptimizerKind::kAdam, Precision::kF32, DType::kF32},
                            Mode{OptimizerKind::kAdam, Precision::kBF16Stochastic, DType::kBF16},
                            Mode{OptimizerKind::kAdam, Precision::kBF16Residual, DType::kBF16},

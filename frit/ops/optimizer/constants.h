@@ -47,6 +47,22 @@ FRIT_HOST_DEVICE inline OptimizerConstants optimizer_constants(const OptimizerAr
   return c;
 }
 
+// Where the rate of the update after `updates` stands among `count` rates from update `first` on: at the nearest end
+// if it is not among them.
+FRIT_HOST_DEVICE inline int64_t rate_index(double updates, double first, int64_t count) {
+  const double at = updates + 1 - first, last = static_cast<double>(count - 1);
+  return at > 0 ? static_cast<int64_t>(at < last ? at : last) : 0;  // NaN: 0
+}
+
+// 1 - d_t of update t: what ema_update moves the average by. d_t = d (1 - d^(t-1)) / (1 - d^t), so that the average is
+// sum_i d^(t-i) p_i / sum_i d^(t-i); d_1 = 0.
+FRIT_HOST_DEVICE inline double ema_step(double decay, double t) {
+  if (decay == 0 || t <= 1) return 1;
+  const double log_decay = log(decay);
+  // expm1 keeps the quotient exact for decays near 1, where 1 - d^t loses its digits.
+  return 1 - decay * expm1((t - 1) * log_decay) / expm1(t * log_decay);
+}
+
 // What optimizer_prepare reads and writes, as numbers.
 struct PreparedUpdate {
   double numbers[kOptimizerNumbers];
@@ -60,11 +76,13 @@ FRIT_HOST_DEVICE inline void prepare_update(const OptimizerArgs& args, const Pre
   if (finite) {
     u.numbers[kUpdates] += 1;
     u.numbers[kFinite] += 1;
+    u.numbers[kEmaStep] = ema_step(prepare.ema_decay, u.numbers[kUpdates]);
     const double clip = prepare.max_norm > 0 && norm > prepare.max_norm ? prepare.max_norm / norm : 1;
     u.constants = optimizer_constants(args, u.numbers[kLearningRate], static_cast<int64_t>(u.numbers[kUpdates]),
                                       static_cast<float>(clip / scale));
   } else {
     u.numbers[kSkipped] += 1;
+    u.numbers[kEmaStep] = 0;
     u.constants = {};
   }
   if (prepare.growth_interval <= 0) return;

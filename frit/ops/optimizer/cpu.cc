@@ -109,32 +109,38 @@ HWY_INLINE void store_parameters(VF value, [[maybe_unused]] bool nearest, const 
   }
 }
 
-// Mul and Add stay apart on purpose, see "Math" in optimizer.h.
-template <bool kAdam, Precision kPrecision, typename P, typename G>
-HWY_INLINE void update_vector(const OptimizerConstants& c, const Slots<P, G>& s) {
+// One update of a vector of elements; returns the step that p took, without AdamW's decay. m is ignored and not kept
+// unless has_m. Mul and Add stay apart on purpose, see "Math" in optimizer.h.
+template <bool kAdam>
+HWY_INLINE VF update_values(const OptimizerConstants& c, bool has_m, VF g, VF& p, VF& m, VF& v) {
   const DF d;
-  VF p = load_parameters<kPrecision>(s);
-  VF g = hn::Mul(hn::Set(d, c.gradient_scale), load(s.g));
+  g = hn::Mul(hn::Set(d, c.gradient_scale), g);
   g = hn::Add(g, hn::Mul(hn::Set(d, c.weight_decay_l2), p));
+  VF step;
   if constexpr (kAdam) {
     p = hn::Mul(p, hn::Set(d, c.weight_keep));
-    const VF m_old = load(s.m), difference = hn::Sub(g, m_old);
-    const VF m = c.lerp_from_gradient ? hn::Sub(g, hn::Mul(hn::Set(d, c.beta1), difference))
-                                      : hn::Add(m_old, hn::Mul(hn::Set(d, c.one_minus_beta1), difference));
-    const VF v =
-        hn::Add(hn::Mul(load(s.v), hn::Set(d, c.beta2)), hn::Mul(hn::Mul(hn::Set(d, c.one_minus_beta2), g), g));
+    const VF difference = hn::Sub(g, m);
+    m = c.lerp_from_gradient ? hn::Sub(g, hn::Mul(hn::Set(d, c.beta1), difference))
+                             : hn::Add(m, hn::Mul(hn::Set(d, c.one_minus_beta1), difference));
+    v = hn::Add(hn::Mul(v, hn::Set(d, c.beta2)), hn::Mul(hn::Mul(hn::Set(d, c.one_minus_beta2), g), g));
     const VF denominator = hn::Add(hn::Div(hn::Sqrt(v), hn::Set(d, c.bias2_sqrt)), hn::Set(d, c.eps));
-    p = hn::Add(p, hn::Div(hn::Mul(hn::Set(d, c.minus_step_size), m), denominator));
-    store(m, s.m);
-    store(v, s.v);
+    step = hn::Div(hn::Mul(hn::Set(d, c.minus_step_size), m), denominator);
   } else {
-    VF m = g;
-    if (s.m) {
-      m = hn::Add(hn::Mul(load(s.m), hn::Set(d, c.momentum)), g);
-      store(m, s.m);
-    }
-    p = hn::Add(p, hn::Mul(hn::Set(d, c.minus_step_size), m));
+    m = has_m ? hn::Add(hn::Mul(m, hn::Set(d, c.momentum)), g) : g;
+    step = hn::Mul(hn::Set(d, c.minus_step_size), m);
   }
+  p = hn::Add(p, step);
+  return step;
+}
+
+template <bool kAdam, Precision kPrecision, typename P, typename G>
+HWY_INLINE void update_vector(const OptimizerConstants& c, const Slots<P, G>& s) {
+  VF p = load_parameters<kPrecision>(s), m = hn::Zero(DF()), v = m;
+  if (kAdam || s.m) m = load(s.m);
+  if constexpr (kAdam) v = load(s.v);
+  update_values<kAdam>(c, s.m != nullptr, load(s.g), p, m, v);
+  if (kAdam || s.m) store(m, s.m);
+  if constexpr (kAdam) store(v, s.v);
   store_parameters<kPrecision>(p, c.nearest != 0, s);
 }
 
@@ -236,6 +242,63 @@ void update_sgd(const OptimizerConstants& c, const OptimizerBlocks& b, PhiloxKey
   update_kind<false>(c, b, key, begin, end);
 }
 
+// Adds to counts what optimizer_swallowed counts in elements [begin, end), group by group on copies.
+template <bool kAdam>
+void count_swallowed_of(const OptimizerConstants& c, const OptimizerBlocks& b, PhiloxKey key, int64_t begin,
+                        int64_t end, int64_t* counts) {
+  const bool alone = b.precision == Precision::kBF16Stochastic, has_m = kAdam || c.momentum != 0;
+  const bool joined = b.precision == Precision::kBF16Residual;
+  const Tensor& wide_block = b.precision == Precision::kBF16Master ? b.master : b.parameters;
+  const float* wide = wide_block.dtype() == DType::kF32 ? wide_block.data<float>() : nullptr;
+  const bfloat16 *narrow = wide ? nullptr : b.parameters.data<bfloat16>(),
+                 *low = joined ? b.residual.data<bfloat16>() : nullptr;
+  const float* g_wide = b.gradients.dtype() == DType::kF32 ? b.gradients.data<float>() : nullptr;
+  const bfloat16* g_narrow = g_wide ? nullptr : b.gradients.data<bfloat16>();
+  const float *m_block = has_m ? b.moment1.data<float>() : nullptr,
+              *v_block = kAdam ? b.moment2.data<float>() : nullptr;
+  constexpr size_t kMost = 8 * HWY_MAX_BYTES / sizeof(uint64_t);  // whole vectors, as a group is
+  HWY_ALIGN float p[kMost] = {}, g[kMost] = {}, m[kMost] = {}, v[kMost] = {}, moved[kMost], steps[kMost];
+  HWY_ALIGN uint16_t random[2 * kMost] = {};  // the group's, and room to read from its middle on
+  bfloat16 rounded[kMost] = {};
+  const int64_t group = static_cast<int64_t>(RoundingBits::group());
+  const RoundingBits rounding(key);
+  while (begin < end) {
+    const int64_t group_begin = begin / group * group, stop = std::min(end, group_begin + group);
+    const size_t n = static_cast<size_t>(stop - begin);
+    for (size_t j = 0; j < n; ++j) {
+      const int64_t i = begin + static_cast<int64_t>(j);
+      p[j] = wide ? wide[i] : low ? join_float({narrow[i].bits, low[i].bits}) : static_cast<float>(narrow[i]);
+      g[j] = g_wide ? g_wide[i] : static_cast<float>(g_narrow[i]);
+      if (m_block) m[j] = m_block[i];
+      if (v_block) v[j] = v_block[i];
+    }
+    if (alone && !c.nearest) rounding.fill(group_begin, random);
+    for (size_t j = 0; j < n; j += lanes()) {
+      VF new_p = load(p + j), new_m = load(m + j), new_v = load(v + j);
+      store(update_values<kAdam>(c, has_m, load(g + j), new_p, new_m, new_v), steps + j);
+      store(new_p, moved + j);
+      if (alone)
+        store_parameters<Precision::kBF16Stochastic>(
+            new_p, c.nearest != 0,
+            Slots<bfloat16, float>{rounded + j, nullptr, nullptr, nullptr, nullptr, nullptr,
+                                   random + (begin - group_begin) + static_cast<int64_t>(j)});
+    }
+    for (size_t j = 0; j < n; ++j) {
+      const bool moves = steps[j] != 0 || moved[j] != p[j];
+      const float kept = alone ? static_cast<float>(rounded[j]) : moved[j];
+      counts[0] += moves, counts[1] += moves && kept == p[j];
+    }
+    begin = stop;
+  }
+}
+void count_swallowed(bool adam, const OptimizerConstants& c, const OptimizerBlocks& b, PhiloxKey key, int64_t begin,
+                     int64_t end, int64_t* counts) {
+  if (adam)
+    count_swallowed_of<true>(c, b, key, begin, end, counts);
+  else
+    count_swallowed_of<false>(c, b, key, begin, end, counts);
+}
+
 }  // namespace frit::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -243,6 +306,7 @@ HWY_AFTER_NAMESPACE();
 namespace frit {
 HWY_EXPORT(update_adam);
 HWY_EXPORT(update_sgd);
+HWY_EXPORT(count_swallowed);
 
 void optimizer_step_cpu(Context& context, const OptimizerArgs& args, const OptimizerConstants& constants,
                         const OptimizerBlocks& blocks, int64_t begin, int64_t end) {
@@ -263,6 +327,22 @@ void optimizer_step_cpu(Context& context, const OptimizerArgs& args, const Optim
     from = std::max(begin, (first + from) * kUnit), to = std::min(end, (first + to) * kUnit);
     run(constants, from, std::min(to, args.decay_end));
     run(plain, std::max(from, args.decay_end), to);
+  });
+}
+
+void optimizer_swallowed_cpu(Context& context, const OptimizerArgs& args, const OptimizerConstants& constants,
+                             const OptimizerBlocks& blocks, const Tensor& slice_ends, const Tensor& counts) {
+  OptimizerConstants plain = constants;
+  plain.weight_decay_l2 = 0, plain.weight_keep = 1;
+  const bool adam = args.kind != OptimizerKind::kSgd;
+  const PhiloxKey key{args.seed, constants.step};
+  const int64_t* ends = slice_ends.data<int64_t>();
+  context.pool().run(slice_ends.numel(), [&](int64_t s, int) {
+    const int64_t from = s == 0 ? 0 : ends[s - 1], to = ends[s], cut = std::clamp(args.decay_end, from, to);
+    int64_t found[2] = {};
+    HWY_DYNAMIC_DISPATCH(count_swallowed)(adam, constants, blocks, key, from, cut, found);
+    HWY_DYNAMIC_DISPATCH(count_swallowed)(adam, plain, blocks, key, cut, to, found);
+    counts.data<int64_t>()[2 * s] += found[0], counts.data<int64_t>()[2 * s + 1] += found[1];
   });
 }
 

@@ -789,5 +789,350 @@ TEST(Optimizer, IndicesPast2To31) {
   for (const auto& [p, bytes] : mapped) munmap(p, bytes);
 }
 
+// What the host would do if it waited for each update, against what runs ahead of the updates' fate.
+TEST(Optimizer, BeginTakesTheNextUpdatesRateAndASkippedUpdateShiftsIt) {
+  Runner runner;
+  double numbers[kOptimizerNumbers] = {}, first;
+  float prepared[kOptimizerConstants], loss_scale = 512, inverse_tokens = 1.0f / 77, scale = 0;
+  int32_t not_finite = 0;
+  const OptimizerState state{Tensor(numbers, DType::kF64, {kOptimizerNumbers}), Tensor(&loss_scale, DType::kF32, {1}),
+                             Tensor(prepared, DType::kF32, {kOptimizerConstants})};
+  const auto rate_of = [](int64_t update) { return 1e-3 / static_cast<double>(update); };
+  double window[4];
+  const Tensor rates(window, DType::kF64, {4}), first_tensor(&first, DType::kF64, {1}),
+      inverse(&inverse_tokens, DType::kF32, {1}), factor(&scale, DType::kF32, {1}), flag(&not_finite, DType::kI32, {1});
+  int64_t updates = 0;
+  for (int64_t attempt = 1; attempt <= 9; ++attempt) {
+    // The host knows of the updates two attempts late.
+    static_assert(std::size(window) >= 3);
+    first = static_cast<double>(std::max<int64_t>(1, attempt - 2 - (attempt > 5) - (attempt > 6)));
+    for (int i = 0; i < 4; ++i) window[i] = rate_of(static_cast<int64_t>(first) + i);
+    const float scale_now = loss_scale;
+    optimizer_begin(runner.context, rates, first_tensor, inverse, state, factor);
+    EXPECT_EQ(numbers[kLearningRate], rate_of(updates + 1)) << attempt;
+    EXPECT_EQ(scale, inverse_tokens * scale_now);
+    not_finite = attempt == 3 || attempt == 4;
+    updates += !not_finite;
+    optimizer_prepare(runner.context, {}, {}, Tensor(), flag, state);
+    EXPECT_EQ(loss_scale, not_finite ? scale_now / 2 : scale_now);
+  }
+  EXPECT_EQ(updates, 7);
+  optimizer_begin(runner.context, rates, first_tensor, inverse, {state.numbers, {}, {}}, factor);
+  EXPECT_EQ(scale, inverse_tokens);
+  EXPECT_THROW(optimizer_begin(runner.context, rates.rows(0, 0), first_tensor, inverse, state, factor),
+               std::invalid_argument);
+  EXPECT_THROW(optimizer_begin(runner.context, inverse, first_tensor, inverse, state, factor), std::invalid_argument);
+  EXPECT_THROW(optimizer_begin(runner.context, rates, inverse, inverse, state, factor), std::invalid_argument);
+  EXPECT_THROW(optimizer_begin(runner.context, rates, first_tensor, inverse, {}, factor), std::invalid_argument);
+  EXPECT_THROW(optimizer_begin(runner.context, rates, first_tensor, inverse, state, rates), std::invalid_argument);
+}
+
+OptimizerBlocks blocks_of(const Workspace& w) {
+  return {w.precision(), w.parameters(), w.gradients(), w.moment1(), w.moment2(), w.master(), w.residual()};
+}
+// The values a workspace keeps, padding and all: the 16-bit ones where there is nothing else.
+std::vector<float> kept_values(const Workspace& w) {
+  std::vector<float> values(w.layout().elements());
+  for (int64_t i = 0; i < w.layout().elements(); ++i) {
+    if (keeps_master(w.precision()))
+      values[i] = w.master().data<float>()[i];
+    else if (w.precision() == Precision::kBF16Residual)
+      values[i] = join_float({w.parameters().data<bfloat16>()[i].bits, w.residual().data<bfloat16>()[i].bits});
+    else if (w.precision() == Precision::kF16Stochastic)
+      values[i] = static_cast<float>(w.parameters().data<float16>()[i]);
+    else
+      values[i] = value_at(w.parameters(), i);
+  }
+  return values;
+}
+
+constexpr Precision kAllPrecisions[] = {Precision::kF32,          Precision::kBF16Master, Precision::kBF16Stochastic,
+                                        Precision::kBF16Residual, Precision::kF16Master,  Precision::kF16Stochastic};
+
+TEST(Ema, HasTheBitsOfTheDefinitionOnCpuAndGpu) {
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  Runner cpu(3);
+  Memory memory(gpu.get());
+  Context context(cpu.pool, memory, gpu.get());
+  for (const Precision precision : kAllPrecisions) {
+    for (const int64_t n : {100, 140000}) {  // the second: several pieces on the CPU
+      if (n > 100 && compute_dtype(precision) == DType::kF16) continue;
+      const auto w = make_workspace(precision, DType::kF32, n);
+      const std::vector<float> values = kept_values(*w);
+      const int64_t elements = w->layout().elements();
+      std::vector<float> average(elements), expected(elements);
+      for (int64_t i = 0; i < elements; ++i) average[i] = 1.5f * values[(i + 13) % elements];
+      const Tensor ema(average.data(), DType::kF32, {elements});
+      BlocksOnGpu blocks(*gpu, *w);
+      OnGpu ema_on_gpu(*gpu, ema);
+      const double decay = 0.9371;
+      for (int64_t i = 0; i < elements; ++i) {
+        const double e = average[i], moved = (1 - decay) * (static_cast<double>(values[i]) - e);
+        expected[i] = static_cast<float>(e + moved);
+      }
+      if (compute_dtype(precision) != DType::kF16) {
+        ema_update(cpu.context, decay, blocks_of(*w), ema);
+        EXPECT_EQ(average, expected) << name_of(precision);
+      }
+      if (n > 1000) continue;
+      ema_update(context, decay, blocks.blocks(precision), ema_on_gpu.tensor());
+      gpu->synchronize();
+      std::vector<float> got(elements);
+      gpu->download(got.data(), ema_on_gpu.tensor().raw(), elements * sizeof(float));
+      EXPECT_EQ(got, expected) << name_of(precision);
+    }
+  }
+}
+
+// Updates are skipped, the first among them, and nobody tells the host: the average is that of the updates that were.
+TEST(Ema, FollowsTheUpdatesThatWereMade) {
+  Runner runner;
+  auto w = make_workspace(Precision::kF32, DType::kF32, 300);
+  const int64_t n = w->layout().elements();
+  double numbers[kOptimizerNumbers] = {};
+  numbers[kLearningRate] = 0.05;
+  float prepared[kOptimizerConstants];
+  int32_t not_finite = 0;
+  const OptimizerState state{
+      Tensor(numbers, DType::kF64, {kOptimizerNumbers}), {}, Tensor(prepared, DType::kF32, {kOptimizerConstants})};
+  std::vector<float> average(n, 12345.0f);
+  const Tensor ema(average.data(), DType::kF32, {n});
+  constexpr double kDecay = 0.8;
+  std::vector<double> sum(n);
+  double weights = 0;
+  for (int64_t attempt = 1; attempt <= 8; ++attempt) {
+    set_gradients(*w, static_cast<uint32_t>(attempt));
+    not_finite = attempt == 1 || attempt == 4 || attempt == 5;
+    optimizer_prepare(runner.context, {}, {.ema_decay = kDecay}, Tensor(), Tensor(&not_finite, DType::kI32, {1}),
+                      state);
+    optimizer_step(runner.context, {}, {.prepared = state.prepared}, *w);
+    const std::vector<float> before = average;
+    ema_update(runner.context, kDecay, blocks_of(*w), ema, state.numbers);
+    if (not_finite) {
+      EXPECT_EQ(average, before) << attempt;
+      continue;
+    }
+    const std::vector<float> values = kept_values(*w);
+    weights = kDecay * weights + 1;
+    for (int64_t i = 0; i < n; ++i) sum[i] = kDecay * sum[i] + values[i];
+    for (int64_t i = 0; i < n; ++i) ASSERT_NEAR(average[i], sum[i] / weights, 1e-6) << attempt;
+    if (attempt == 2) {
+      EXPECT_EQ(average, values);  // the first update's average is its parameters
+    }
+  }
+  EXPECT_THROW(optimizer_prepare(runner.context, {}, {.ema_decay = 1}, Tensor(), Tensor(), state),
+               std::invalid_argument);
+  EXPECT_THROW(ema_update(runner.context, 1.5, blocks_of(*w), ema), std::invalid_argument);
+  EXPECT_THROW(ema_update(runner.context, 0.5, blocks_of(*w), ema.rows(0, n - 1)), std::invalid_argument);
+  EXPECT_THROW(ema_update(runner.context, 0.5, blocks_of(*w), ema, state.prepared), std::invalid_argument);
+  const auto narrow = make_workspace(Precision::kBF16Residual, DType::kF32, 300);
+  EXPECT_THROW(ema_exchange(runner.context, true, blocks_of(*narrow), ema, ema), std::invalid_argument);
+  EXPECT_THROW(ema_exchange(runner.context, true, blocks_of(*narrow), ema, {}), std::invalid_argument);
+}
+
+TEST(Ema, GoesIntoTheModelAndComesOut) {
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  Runner cpu(2);
+  Memory memory(gpu.get());
+  Context context(cpu.pool, memory, gpu.get());
+  for (const Precision precision : kAllPrecisions) {
+    const auto w = make_workspace(precision, DType::kF32, 800);
+    const int64_t n = w->layout().elements();
+    const DType dtype = compute_dtype(precision);
+    const std::vector<char> before = bits_of(*w);
+    std::vector<float> average(n);
+    for (int64_t i = 0; i < n; ++i) average[i] = std::ldexp(static_cast<float>(i) - 300.7f, static_cast<int>(i % 9));
+    const std::vector<float> start = average;
+    std::vector<uint16_t> room(n);
+    const Tensor ema(average.data(), DType::kF32, {n}),
+        aside = dtype == DType::kF32 ? Tensor() : Tensor(room.data(), dtype, {n});
+    BlocksOnGpu blocks(*gpu, *w);
+    OnGpu ema_on_gpu(*gpu, ema), aside_on_gpu(*gpu, aside);
+    for (const bool in : {true, false}) {
+      ema_exchange(context, in, blocks.blocks(precision), ema_on_gpu.tensor(), aside_on_gpu.tensor());
+      gpu->synchronize();
+      if (dtype == DType::kF16) {
+        std::vector<float16> got(n);
+        gpu->download(got.data(), blocks.parameters.tensor().raw(), n * sizeof(float16));
+        for (int64_t i = 0; in && i < n; ++i) ASSERT_EQ(got[i].bits, float16(start[i]).bits) << i;
+      } else {
+        ema_exchange(cpu.context, in, blocks_of(*w), ema, aside);
+        for (int64_t i = 0; in && i < n; ++i)
+          ASSERT_EQ(value_at(w->parameters(), i),
+                    dtype == DType::kF32 ? start[i] : static_cast<float>(bfloat16(start[i])));
+        EXPECT_TRUE(blocks.bits() == bits_of(*w)) << name_of(precision) << in;
+      }
+    }
+    EXPECT_TRUE(blocks.bits() == before) << name_of(precision);
+    EXPECT_TRUE(bits_of(*w) == before) << name_of(precision);
+    EXPECT_EQ(average, start) << name_of(precision);
+    EXPECT_TRUE(ema_on_gpu.bits() == OnGpu(*gpu, ema).bits()) << name_of(precision);
+  }
+}
+
+// The counts of each slice are those of the update that follows.
+TEST(Swallowed, IsWhatTheUpdateDoes) {
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  Runner cpu(3);
+  Memory memory(gpu.get());
+  Context context(cpu.pool, memory, gpu.get());
+  for (const OptimizerKind kind : kKinds) {
+    for (const Precision precision : kAllPrecisions) {
+      for (const bool nearest : {false, true}) {
+        const bool fp16 = compute_dtype(precision) == DType::kF16;
+        const auto w = make_workspace(precision, fp16 ? DType::kF32 : compute_dtype(precision), 1900);
+        const int64_t n = w->layout().elements();
+        const OptimizerArgs args{.kind = kind, .weight_decay = 1e-4, .decay_end = 700, .seed = 3, .nearest = nearest};
+        std::vector<int64_t> ends = {0, 5, 300, 1024, n};
+        const int64_t slices = static_cast<int64_t>(ends.size());
+        const Tensor ends_tensor(ends.data(), DType::kI64, {slices});
+        OnGpu ends_on_gpu(*gpu, ends_tensor);
+        for (int64_t step = 1; step <= 2; ++step) {
+          set_gradients(*w, static_cast<uint32_t>(step), 1e-3f);
+          for (int64_t i = 0; i < n; i += 3) {  // the first step does not move these, but for their decay
+            if (w->gradients().dtype() == DType::kF32)
+              w->gradients().data<float>()[i] = 0;
+            else
+              w->gradients().data<bfloat16>()[i] = bfloat16(0.0f);
+          }
+          const OptimizerStep now{.learning_rate = kind == OptimizerKind::kSgd ? 1.0 : 2e-3, .step = step};
+          std::vector<int64_t> counts(2 * slices, 1000), counts_gpu(2 * slices), expected(2 * slices, 1000);
+          const Tensor counts_tensor(counts.data(), DType::kI64, {slices, 2});
+          BlocksOnGpu blocks(*gpu, *w);
+          OnGpu counts_on_gpu(*gpu, counts_tensor);
+          optimizer_swallowed(context, args, now, blocks.blocks(precision), ends_on_gpu.tensor(),
+                              counts_on_gpu.tensor());
+          const std::vector<char> untouched = blocks.bits();
+          EXPECT_TRUE(untouched == bits_of(*w));
+          if (!fp16) optimizer_swallowed(cpu.context, args, now, blocks_of(*w), ends_tensor, counts_tensor);
+          EXPECT_TRUE(untouched == bits_of(*w));
+          const std::vector<float> old = kept_values(*w);
+          std::vector<float> moments(n);
+          std::memcpy(moments.data(), w->moment1().raw(), n * sizeof(float));
+          optimizer_step(context, args, now, blocks.blocks(precision));
+          gpu->synchronize();
+          gpu->download(counts_gpu.data(), counts_on_gpu.tensor().raw(), counts_gpu.size() * sizeof(int64_t));
+          for (const auto& [to, from] : {std::pair{w->parameters(), &blocks.parameters},
+                                         {w->moment1(), &blocks.moment1},
+                                         {w->moment2(), &blocks.moment2},
+                                         {w->master(), &blocks.master},
+                                         {w->residual(), &blocks.residual}})
+            if (to.defined()) std::memcpy(to.raw(), from->bits().data(), to.bytes());
+          const std::vector<float> now_kept = kept_values(*w);
+          int64_t total[2] = {};
+          for (int64_t i = 0, slice = 0; i < n; ++i) {
+            while (ends[slice] <= i) ++slice;
+            const float g = value_at(w->gradients(), i);
+            const bool moves = g != 0 || moments[i] != 0 || (i < args.decay_end && old[i] != 0);
+            const bool lost = moves && now_kept[i] == old[i];
+            expected[2 * slice] += moves, expected[2 * slice + 1] += lost;
+            total[0] += moves, total[1] += lost;
+          }
+          EXPECT_EQ(counts_gpu, expected) << name_of(kind) << " " << name_of(precision) << nearest << step;
+          if (!fp16) {
+            EXPECT_EQ(counts, expected) << name_of(kind) << " " << name_of(precision) << nearest << step;
+          }
+          EXPECT_GT(total[0], n / 2);
+          EXPECT_LT(total[0], n);  // padding at least
+          if (precision == Precision::kBF16Stochastic) {
+            EXPECT_GT(total[1], 0);
+            EXPECT_LT(total[1], total[0]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Parameters of 1, where half the spacing below is 2^-9 in bf16 and 2^-12 in fp16: Adam's first update is the learning
+// rate.
+TEST(Swallowed, AllOrNoneAroundHalfASpacing) {
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  Runner cpu;
+  Memory memory(gpu.get());
+  Context context(cpu.pool, memory, gpu.get());
+  constexpr int64_t kN = 2000;
+  ParameterLayout layout;
+  layout.add("gamma", {kN});
+  for (const Precision precision : kAllPrecisions) {
+    const double half = precision == Precision::kBF16Stochastic  ? 0x1p-9
+                        : precision == Precision::kF16Stochastic ? 0x1p-12
+                                                                 : 0x1p-25;  // fp32 below 1
+    for (const double rate : {0.9 * half, 1.1 * half}) {
+      Workspace w(layout, precision, true);
+      const std::vector<float> ones(kN, 1.0f);
+      w.set("gamma", ones.data(), kN);
+      for (int64_t i = 0; i < kN; ++i) w.gradient("gamma").data<float>()[i] = 1;
+      int64_t end = w.layout().elements(), counts[2] = {};
+      const Tensor ends(&end, DType::kI64, {1}), found(counts, DType::kI64, {1, 2});
+      BlocksOnGpu blocks(*gpu, w);
+      OnGpu ends_on_gpu(*gpu, ends), counts_on_gpu(*gpu, found);
+      optimizer_swallowed(context, {.nearest = true}, {.learning_rate = rate}, blocks.blocks(precision),
+                          ends_on_gpu.tensor(), counts_on_gpu.tensor());
+      gpu->synchronize();
+      gpu->download(counts, counts_on_gpu.tensor().raw(), sizeof(counts));
+      EXPECT_EQ(counts[0], kN) << name_of(precision);
+      EXPECT_EQ(counts[1], rate < half ? kN : 0) << name_of(precision) << " " << rate;
+    }
+  }
+}
+
+TEST(Swallowed, CountsNothingForASkippedUpdateAndChecksItsArguments) {
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  Runner cpu;
+  Memory memory(gpu.get());
+  Context context(cpu.pool, memory, gpu.get());
+  const auto w = make_workspace(Precision::kBF16Stochastic, DType::kBF16, 500);
+  set_gradients(*w, 1);
+  const int64_t n = w->layout().elements();
+  double numbers[kOptimizerNumbers] = {0.01, 3, 0, 0, 0, 0};
+  float prepared[kOptimizerConstants];
+  int32_t not_finite = 0;
+  const OptimizerState state{
+      Tensor(numbers, DType::kF64, {kOptimizerNumbers}), {}, Tensor(prepared, DType::kF32, {kOptimizerConstants})};
+  const OptimizerArgs args{.seed = 5};
+  int64_t ends[] = {200, n}, counts[2][4] = {};
+  const Tensor ends_tensor(ends, DType::kI64, {2});
+  const auto count = [&](const OptimizerStep& step, int64_t(&found)[4]) {
+    const Tensor found_tensor(found, DType::kI64, {2, 2});
+    BlocksOnGpu blocks(*gpu, *w);
+    OnGpu ends_on_gpu(*gpu, ends_tensor), counts_on_gpu(*gpu, found_tensor), prepared_on_gpu(*gpu, step.prepared);
+    OptimizerStep on_gpu = step;
+    on_gpu.prepared = prepared_on_gpu.tensor();
+    optimizer_swallowed(context, args, on_gpu, blocks.blocks(w->precision()), ends_on_gpu.tensor(),
+                        counts_on_gpu.tensor());
+    optimizer_swallowed(cpu.context, args, step, blocks_of(*w), ends_tensor, found_tensor);
+    gpu->synchronize();
+    EXPECT_TRUE(counts_on_gpu.bits() == OnGpu(*gpu, found_tensor).bits());
+  };
+  for (const int skipped : {1, 0}) {
+    not_finite = skipped;
+    optimizer_prepare(cpu.context, args, {}, Tensor(), Tensor(&not_finite, DType::kI32, {1}), state);
+    count({.prepared = state.prepared}, counts[0]);
+    if (skipped) {
+      EXPECT_EQ(counts[0][0] + counts[0][1] + counts[0][2] + counts[0][3], 0);
+    }
+  }
+  // The update that was prepared is number 4.
+  count({.learning_rate = 0.01, .step = 4}, counts[1]);
+  EXPECT_TRUE(std::equal(counts[0], counts[0] + 4, counts[1]));
+  EXPECT_EQ(counts[0][0], 200);
+  EXPECT_EQ(counts[0][2], 300);
+
+  const auto refused = [&](const Tensor& slice_ends, const Tensor& found) {
+    EXPECT_THROW(optimizer_swallowed(cpu.context, args, {.learning_rate = 0.01}, blocks_of(*w), slice_ends, found),
+                 std::invalid_argument);
+  };
+  const Tensor found(counts[0], DType::kI64, {2, 2});
+  refused({}, found);
+  refused(ends_tensor, {});
+  refused(ends_tensor, found.rows(0, 1));
+  refused(ends_tensor, state.numbers);
+  ends[0] = n, ends[1] = 200;
+  refused(ends_tensor, found);
+  ends[0] = 200, ends[1] = n + 1;
+  refused(ends_tensor, found);
+}
+
 }  // namespace
 }  // namespace frit

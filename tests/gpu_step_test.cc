@@ -1,0 +1,244 @@
+// Training steps on a GPU, or in the simulator where there is none: the losses of the CPU, whatever is replayed from a
+// graph; every precision; accumulation; recomputation; the average of weights; loss scaling; resume.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "frit/train/measure.h"
+#include "frit/train/prepare.h"
+#include "frit/train/step.h"
+#include "frit/train/trainer.h"
+#include "tests/training.h"
+
+namespace frit {
+namespace {
+
+TrainConfig small_config() {
+  TrainConfig c;
+  c.model.preset = "transformer-tiny";
+  c.model.encoder_layers = c.model.decoder_layers = 1;
+  c.model.d_model = 64, c.model.heads = 2, c.model.ffn = 96, c.model.max_positions = 64;
+  c.model.dropout = c.model.attention_dropout = c.model.activation_dropout = 0.1;
+  c.data.vocabulary = 64;
+  c.training.criterion_rows = 0;
+  c.training.clip_norm = 0.5;
+  c.run.threads = 2;
+  return c;
+}
+
+// A batch of `sentences`, of other lengths for every seed.
+Batch some_batch(unsigned seed, int sentences) {
+  std::mt19937 random(seed);
+  Batch batch;
+  batch.source_offsets = batch.target_offsets = {0};
+  for (int s = 0; s < sentences; ++s) {
+    const int source = 1 + static_cast<int>(random() % 20), target = 1 + static_cast<int>(random() % 20);
+    for (int i = 0; i < source; ++i) batch.source_ids.push_back(1 + static_cast<int32_t>(random() % 60));
+    for (int i = 0; i < target; ++i) {
+      batch.target_ids.push_back(1 + static_cast<int32_t>(random() % 60));
+      batch.labels.push_back(1 + static_cast<int32_t>(random() % 60));
+    }
+    batch.source_offsets.push_back(static_cast<int32_t>(batch.source_ids.size()));
+    batch.target_offsets.push_back(static_cast<int32_t>(batch.labels.size()));
+    batch.sentence_index.push_back(s);
+  }
+  return batch;
+}
+
+// A model and its steps on one device.
+struct Rig {
+  Rig(const TrainConfig& config, Gpu* gpu)
+      : pool(2),
+        model(model_config(config), training_options(config, gpu)),
+        step((model.initialise(3), model), pool, step_settings(config, model.workspace()), gpu) {}
+  StepResult update(int64_t attempt, const std::vector<Batch>& batches) {
+    int64_t tokens = 0;
+    for (const Batch& b : batches) tokens += b.target_tokens();
+    const double rates[] = {1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3, 7e-3, 8e-3, 9e-3};
+    step.begin(attempt, tokens, rates, 1);
+    for (size_t i = 0; i < batches.size(); ++i) step.forward_backward(batches[i], static_cast<int64_t>(i));
+    step.update();
+    return *step.result(true);
+  }
+  std::vector<float> parameters() {
+    std::vector<float> all;
+    for (const auto& slice : model.workspace().layout().slices()) {
+      std::vector<float> values(static_cast<size_t>(slice.shape.numel()));
+      model.workspace().get(slice.name, values.data(), slice.shape.numel());
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  }
+  ThreadPool pool;
+  Transformer model;
+  TrainingStep step;
+};
+
+// Updates over batches of changing lengths, most of one key, so that graphs are recorded and recorded again.
+std::vector<StepResult> run(Rig& rig, int updates, int micro = 1) {
+  std::vector<StepResult> results;
+  for (int i = 0; i < updates; ++i) {
+    std::vector<Batch> batches;
+    for (int m = 0; m < micro; ++m) batches.push_back(some_batch(static_cast<unsigned>(10 * i + m), 3 + i % 3));
+    results.push_back(rig.update(i, batches));
+  }
+  return results;
+}
+
+class GpuStep : public testing::Test {
+ protected:
+  std::unique_ptr<Gpu> gpu_ = make_gpu();
+  TrainConfig config(const std::string& precision = "fp32") const {
+    TrainConfig c = small_config();
+    c.training.precision = precision;
+    return c;
+  }
+};
+
+TEST_F(GpuStep, HasTheLossesAndWeightsOfTheCpu) {
+  const TrainConfig c = config();
+  Rig cpu(c, nullptr), gpu(c, gpu_.get());
+  EXPECT_EQ(cpu.parameters(), gpu.parameters());
+  const auto expected = run(cpu, 6), got = run(gpu, 6);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_NEAR(got[i].loss.loss, expected[i].loss.loss, 1e-4 * expected[i].loss.loss) << i;
+    EXPECT_NEAR(got[i].loss.nll, expected[i].loss.nll, 1e-4 * expected[i].loss.nll) << i;
+    EXPECT_EQ(got[i].loss.tokens, expected[i].loss.tokens);
+    EXPECT_NEAR(got[i].grad_norm, expected[i].grad_norm, 1e-3 * expected[i].grad_norm) << i;
+    EXPECT_EQ(got[i].updates, static_cast<int64_t>(i) + 1);
+    EXPECT_TRUE(got[i].finite);
+  }
+  const auto a = cpu.parameters(), b = gpu.parameters();
+  double most = 0;
+  for (size_t i = 0; i < a.size(); ++i) most = std::max(most, static_cast<double>(std::abs(a[i] - b[i])));
+  EXPECT_LT(most, 2e-3);
+}
+
+TEST_F(GpuStep, GraphsChangeNoBit) {
+  TrainConfig with = config("bf16-stochastic"), without = with;
+  without.run.graphs = false;
+  Rig a(with, gpu_.get()), b(without, gpu_.get());
+  const auto x = run(a, 5), y = run(b, 5);
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(x[i].loss.loss, y[i].loss.loss) << i;
+  EXPECT_EQ(a.parameters(), b.parameters());
+}
+
+TEST_F(GpuStep, EveryPrecisionLearns) {
+  Rig reference(config(), gpu_.get());
+  const auto expected = run(reference, 2);
+  for (const char* precision : {"bf16-master", "bf16-stochastic", "bf16-residual", "fp16-master", "fp16-stochastic"}) {
+    SCOPED_TRACE(precision);
+    Rig rig(config(precision), gpu_.get());
+    const auto got = run(rig, 2);
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_TRUE(got[i].finite);
+      EXPECT_NEAR(got[i].loss.loss, expected[i].loss.loss, 0.02 * expected[i].loss.loss);
+      EXPECT_NEAR(got[i].grad_norm, expected[i].grad_norm, 0.1 * expected[i].grad_norm);
+    }
+  }
+}
+
+TEST_F(GpuStep, AccumulatesAsTheCpuDoes) {
+  TrainConfig c = config();
+  c.training.accumulate = 2, c.training.criterion_rows = 256;
+  Rig cpu(c, nullptr), gpu(c, gpu_.get());
+  const auto expected = run(cpu, 3, 2), got = run(gpu, 3, 2);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_NEAR(got[i].loss.loss, expected[i].loss.loss, 1e-4 * expected[i].loss.loss);
+    EXPECT_EQ(got[i].loss.tokens, expected[i].loss.tokens);
+    EXPECT_NEAR(got[i].grad_norm, expected[i].grad_norm, 1e-3 * expected[i].grad_norm);
+  }
+}
+
+TEST_F(GpuStep, RecomputesTheSameBits) {
+  TrainConfig c = config("bf16-master");
+  Rig kept(c, gpu_.get());
+  run(kept, 2);
+  for (const char* level : {"activations", "layer"}) {
+    c.training.recompute = level;
+    Rig again(c, gpu_.get());
+    run(again, 2);
+    EXPECT_EQ(again.parameters(), kept.parameters()) << level;
+    EXPECT_LT(again.step.arena_bytes(), kept.step.arena_bytes()) << level;
+  }
+}
+
+TEST_F(GpuStep, LossScaleFallsUntilTheGradientFits) {
+  TrainConfig c = config("fp16-master");
+  c.training.loss_scale = 16777216;
+  Rig rig(c, gpu_.get());
+  const auto results = run(rig, 8);
+  EXPECT_FALSE(results[0].finite);
+  EXPECT_EQ(results[0].loss_scale, 8388608);
+  EXPECT_TRUE(results.back().finite);
+  EXPECT_GT(results.back().updates, 0);
+  EXPECT_LT(results.back().updates, 8);
+}
+
+TEST_F(GpuStep, LearningRateFollowsUpdatesNotAttempts) {
+  TrainConfig skipping = config("fp16-master"), plain = skipping;
+  skipping.training.loss_scale = 16777216;
+  Rig a(skipping, gpu_.get()), b(plain, gpu_.get());
+  int64_t made = 0;
+  for (int64_t i = 0; made < 1; ++i) made = a.update(i, {some_batch(5, 3)}).updates;
+  b.update(0, {some_batch(5, 3)});
+  // Both made their first update, at the first rate, from the same batch (dropout differs by the attempt).
+  const auto before = Rig(plain, gpu_.get()).parameters(), x = a.parameters(), y = b.parameters();
+  double moved_a = 0, moved_b = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    moved_a = std::max(moved_a, static_cast<double>(std::abs(x[i] - before[i])));
+    moved_b = std::max(moved_b, static_cast<double>(std::abs(y[i] - before[i])));
+  }
+  EXPECT_NEAR(moved_a, 1e-3, 2e-5);
+  EXPECT_NEAR(moved_b, 1e-3, 2e-5);
+}
+
+TEST_F(GpuStep, EvaluatesAndAverages) {
+  TrainConfig c = config();
+  c.training.ema_decay = 0.9;
+  Rig cpu(c, nullptr), gpu(c, gpu_.get());
+  run(cpu, 3), run(gpu, 3);
+  for (const bool average : {false, true}) {
+    for (Rig* rig : {&cpu, &gpu}) {
+      if (average) rig->step.exchange_ema(true);
+      rig->step.evaluate(some_batch(50, 4));
+      rig->step.evaluate(some_batch(51, 5));
+    }
+    const Loss a = cpu.step.evaluated(), b = gpu.step.evaluated();
+    EXPECT_NEAR(a.nll, b.nll, 2e-4 * a.nll) << average;
+    EXPECT_EQ(a.tokens, b.tokens);
+    if (average)
+      for (Rig* rig : {&cpu, &gpu}) rig->step.exchange_ema(false);
+  }
+}
+
+// The whole trainer: the losses of the CPU, and the same bits when it was interrupted.
+TEST_F(GpuStep, TrainsAndResumesExactly) {
+  const TestFolder folder("frit-gpu-train");
+  write_corpus(folder.path(), "train", 60, 1);
+  write_corpus(folder.path(), "valid", 8, 2);
+  const auto config = [&](const std::string& run, const std::string& device) {
+    TrainConfig c = tiny_config(folder.path(), run);
+    c.model.d_model = 32, c.model.heads = 1;
+    c.training.stop_after = "10u", c.training.valid_every = "5u", c.training.log_every = "5u";
+    c.training.save_every = "5u", c.training.batch_tokens = 128, c.training.ema_decay = 0.9;
+    c.run.device = device;
+    return c;
+  };
+  const std::string device = built_with_cuda() ? "cuda" : "simulator";
+  const TrainResult cpu = Trainer(config("cpu", "cpu")).run(), whole = Trainer(config("whole", device)).run();
+  ASSERT_TRUE(cpu.loss && whole.loss);
+  EXPECT_NEAR(*whole.loss, *cpu.loss, 2e-4 * *cpu.loss);
+  EXPECT_EQ(whole.target_tokens, cpu.target_tokens);
+  int asked = 0;
+  TrainerOutput output;
+  output.stop_requested = [&] { return ++asked > 25; };
+  EXPECT_EQ(Trainer(config("parts", device), output).run().end, TrainEnd::kInterrupted);
+  const TrainResult parts = Trainer(config("parts", device)).run();
+  EXPECT_EQ(parts.updates, 10);
+  EXPECT_EQ(*parts.loss, *whole.loss);
+}
+
+}  // namespace
+}  // namespace frit
