@@ -17,6 +17,19 @@ struct AttentionArgs {
   int64_t max_q = 0, max_k = 0;
 };
 
+// Numbers of sequences, and longest lengths, up to a multiple of `step`, which doubles until there are no more than
+// eight of them: what plans and libraries go by, so that few values occur. attention_rounded(attention_rounded(x)) is
+// the same.
+constexpr int64_t attention_rounded(int64_t x, int64_t step) {
+  while (8 * step < x) step *= 2;
+  return (x + step - 1) / step * step;
+}
+constexpr int64_t kAttentionSequenceStep = 1, kAttentionLengthStep = 64;
+
+// True if, on a GPU, "short" takes heads of this width in any batch whose sequences are no longer than `longest`: it
+// needs no scratch, so that nothing in a plan depends on them.
+bool attention_short_takes(int64_t width, int64_t longest);
+
 // Math: out[i] = sum_j dropout(softmax_j(scale * q[i].k[j])) * v[j] for each head; lse[i] = log sum exp of the scaled
 // scores. A query without visible keys gives out = 0, lse = -inf. A sentence's results have the same bits whatever
 // other sentences are packed with it (but for dropout, whose masks follow the packed row).

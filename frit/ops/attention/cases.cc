@@ -251,8 +251,7 @@ OpCase make(Problem problem) {
                                                          : Where::kCpu;
   if (problem.gpu) {
     const auto scratch = [&](bool backward) {
-      return attention_materialised_scratch(static_cast<int64_t>(problem.q_lengths.size()), n, d, max_q, max_k, dtype,
-                                            backward);
+      return attention_materialised_scratch(n, d, std::max(tq, tk), max_q, max_k, dtype, backward);
     };
     c.forward_gpu.scratch_bytes = tq * n == 0 ? 0 : scratch(false);
     c.backward_gpu.scratch_bytes = (tq + tk) * n == 0 ? 0 : scratch(true);

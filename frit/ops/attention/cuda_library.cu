@@ -38,12 +38,6 @@ attention_library_tables_kernel(Global<const int32_t> q_offsets, Global<const in
   }
 }
 
-// Up to a multiple of `step`, which doubles as often as there are more than eight of them: so that few values occur.
-int64_t rounded_up(int64_t x, int64_t step) {
-  while (8 * step < x) step *= 2;
-  return (x + step - 1) / step * step;
-}
-
 // A number for each dropout site, step and seed: cuDNN's generator takes it for a key.
 int64_t seed_of(const Dropout& dropout) {
   const PhiloxBlock block = philox(dropout.key, dropout.site, dropout.stream, 0x6375646eu /* "cudn" */, 0);
@@ -55,9 +49,12 @@ GpuAttention library_call(const AttentionArgs& args) {
   const int64_t sequences = args.q_offsets.dim(0) - 1, heads = args.q.dim(1), width = args.q.dim(2);
   GpuAttention a;
   a.dtype = args.q.dtype();
-  a.sequences = rounded_up(sequences, 1), a.heads = heads, a.width = width;
-  a.longest_q = rounded_up(std::max<int64_t>(attention_longest(args.max_q, args.q), 1), 64);
-  a.longest_k = rounded_up(std::max<int64_t>(attention_longest(args.max_k, args.k), 1), 64);
+  a.sequences = attention_rounded(sequences, kAttentionSequenceStep), a.heads = heads, a.width = width;
+  const auto rounded = [](int64_t longest) {
+    return attention_rounded(std::max<int64_t>(longest, 1), kAttentionLengthStep);
+  };
+  a.longest_q = rounded(attention_longest(args.max_q, args.q));
+  a.longest_k = rounded(attention_longest(args.max_k, args.k));
   a.causal = args.causal, a.scale = args.scale, a.p_drop = args.dropout.active() ? args.dropout.p_drop : 0.0f;
   a.q.stride = a.dq.stride = args.q.row_stride();
   a.k.stride = a.dk.stride = args.k.row_stride();

@@ -224,23 +224,25 @@ attention_zero_tail_kernel(Global<const int32_t> q_offsets, Global<const int32_t
     store(lse, i, -INFINITY);
 }
 
-// How a call is cut, by the shapes alone. Scratch never shrinks with a longer bound, so that a plan made for the
-// longest sequences has room for all others.
+// How a call is cut, by the shapes alone. Scratch goes by tokens and the longest sequences, whatever their number
+// (there are no more than tokens), and never shrinks as these grow: a plan made for the longest has room for all
+// others.
 struct Sizes {
   int64_t pairs, q_rows, k_rows;                // rows of a pair
   int64_t chunk;                                // pairs at a time
   int64_t q_scratch, k_scratch, score_scratch;  // rows, rows, scores
 
-  Sizes(int64_t sequences, int64_t heads, int64_t max_q, int64_t max_k, int64_t most_scores) {
+  Sizes(int64_t sequences, int64_t heads, int64_t tokens, int64_t max_q, int64_t max_k, int64_t most_scores) {
     // Whole 16 rows: scores and probabilities then have aligned rows, and products fewer shapes.
     const auto whole = [](int64_t longest) { return std::max<int64_t>(1, (longest + 15) / 16) * 16; };
+    const int64_t bound = std::max<int64_t>(heads * tokens, 1);
     pairs = sequences * heads, q_rows = whole(max_q), k_rows = whole(max_k);
     const int64_t scores = q_rows * k_rows;
     const int64_t most = std::min({most_scores / scores, kMaterialisedRows / q_rows, kMaterialisedRows / k_rows});
-    chunk = std::clamp<int64_t>(most, 1, std::max<int64_t>(pairs, 1));
-    q_scratch = std::min(std::max(kMaterialisedRows, q_rows), pairs * q_rows);
-    k_scratch = std::min(std::max(kMaterialisedRows, k_rows), pairs * k_rows);
-    score_scratch = std::min(std::max(most_scores, scores), pairs * scores);
+    chunk = std::clamp<int64_t>(most, 1, bound);
+    q_scratch = std::min(std::max(kMaterialisedRows, q_rows), bound * q_rows);
+    k_scratch = std::min(std::max(kMaterialisedRows, k_rows), bound * k_rows);
+    score_scratch = std::min(std::max(most_scores, scores), bound * scores);
   }
 };
 
@@ -250,7 +252,8 @@ class Chunks {
  public:
   Chunks(Context& context, const AttentionArgs& args, int64_t most_scores)
       : geometry(geometry_of(args)),
-        sizes(geometry.sequences, geometry.heads, geometry.max_q, geometry.max_k, most_scores),
+        sizes(geometry.sequences, geometry.heads, std::max(geometry.q_tokens, geometry.k_tokens), geometry.max_q,
+              geometry.max_k, most_scores),
         context_(context),
         args_(args),
         d_(args.q.dim(2)),
@@ -336,9 +339,9 @@ void attention_zero_tail_gpu(Context& context, const AttentionArgs& args, const 
   });
 }
 
-int64_t attention_materialised_scratch(int64_t sequences, int64_t heads, int64_t width, int64_t max_q, int64_t max_k,
+int64_t attention_materialised_scratch(int64_t heads, int64_t width, int64_t tokens, int64_t max_q, int64_t max_k,
                                        DType dtype, bool backward, int64_t most_scores) {
-  const Sizes s(sequences, heads, max_q, max_k, most_scores);
+  const Sizes s(1, heads, tokens, max_q, max_k, most_scores);
   const auto bytes = [](int64_t elements, DType type) {
     return static_cast<int64_t>(align_up(static_cast<size_t>(elements * size_of(type))));
   };

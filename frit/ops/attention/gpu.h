@@ -52,8 +52,9 @@ void attention_materialised_forward_gpu(Context& context, const AttentionArgs& a
 void attention_materialised_backward_gpu(Context& context, const AttentionArgs& args, const Tensor& lse,
                                          const Tensor& dout, const Tensor& dq, const Tensor& dk, const Tensor& dv,
                                          int64_t most_scores = kMaterialisedScores);
-// Bytes of scratch that a call asks for, each tensor rounded up as the context does.
-int64_t attention_materialised_scratch(int64_t sequences, int64_t heads, int64_t width, int64_t max_q, int64_t max_k,
+// Bytes of scratch that a call asks for, each tensor rounded up as the context does. tokens: of queries or of keys,
+// whichever are more.
+int64_t attention_materialised_scratch(int64_t heads, int64_t width, int64_t tokens, int64_t max_q, int64_t max_k,
                                        DType dtype, bool backward, int64_t most_scores = kMaterialisedScores);
 
 // "cudnn": the library's flash attention over packed sequences, f16 and bf16. lse is ours, the mask of dropout its own:
