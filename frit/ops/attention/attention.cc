@@ -75,7 +75,7 @@ Refusal short_refuses(const Context&, const AttentionArgs& args) {
                         given == 0 ? " (the number of tokens, as the longest sequence is not given)" : "",
                         kAttentionShortLongest)};
   };
-  if (!attention_short_takes(d, 0))
+  if (!attention_short_takes(d))
     return {"short: width", fmt::format("short: head width {}, expected 32, 64 or 128", d)};
   if (max_q > kAttentionShortLongest) return too_long("queries", max_q, args.max_q);
   if (max_k > kAttentionShortLongest) return too_long("keys", max_k, args.max_k);
@@ -140,10 +140,6 @@ const Implementation& choose(Context& context, const AttentionArgs& args) {
 }
 
 }  // namespace
-
-bool attention_short_takes(int64_t width, int64_t longest) {
-  return (width == 32 || width == 64 || width == 128) && longest <= kAttentionShortLongest;
-}
 
 int64_t attention_longest(int64_t given, const Tensor& t) {
   return given > 0 ? std::min(given, t.dim(0)) : t.dim(0);

@@ -26,9 +26,12 @@ constexpr int64_t attention_rounded(int64_t x, int64_t step) {
 }
 constexpr int64_t kAttentionSequenceStep = 1, kAttentionLengthStep = 64;
 
-// True if, on a GPU, "short" takes heads of this width in any batch whose sequences are no longer than `longest`: it
-// needs no scratch, so that nothing in a plan depends on them.
-bool attention_short_takes(int64_t width, int64_t longest);
+// On a GPU "short" takes heads of some widths in sequences of up to so many queries and keys. It needs no scratch, so
+// that nothing in a plan depends on their lengths.
+constexpr int64_t kAttentionShortLongest = 256;
+constexpr bool attention_short_takes(int64_t width) {
+  return width == 32 || width == 64 || width == 128;
+}
 
 // Math: out[i] = sum_j dropout(softmax_j(scale * q[i].k[j])) * v[j] for each head; lse[i] = log sum exp of the scaled
 // scores. A query without visible keys gives out = 0, lse = -inf. A sentence's results have the same bits whatever

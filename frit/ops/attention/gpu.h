@@ -5,8 +5,6 @@
 
 namespace frit {
 
-constexpr int64_t kAttentionShortLongest = 256;
-
 // What an operator may take for the longest sequence of a [tokens, N, D]: `given` (AttentionArgs::max_q or max_k), or
 // the number of tokens where that is less or nothing is given.
 int64_t attention_longest(int64_t given, const Tensor& t);
