@@ -27,13 +27,15 @@ TrainConfig small_config() {
   return c;
 }
 
-// A batch of `sentences`, of other lengths for every seed.
-Batch some_batch(unsigned seed, int sentences) {
+// A batch of `sentences`, of other lengths for every seed; the first source may be given its own.
+Batch some_batch(unsigned seed, int sentences, int first_source = 0) {
   std::mt19937 random(seed);
   Batch batch;
   batch.source_offsets = batch.target_offsets = {0};
   for (int s = 0; s < sentences; ++s) {
-    const int source = 1 + static_cast<int>(random() % 20), target = 1 + static_cast<int>(random() % 20);
+    int source = 1 + static_cast<int>(random() % 20);
+    const int target = 1 + static_cast<int>(random() % 20);
+    if (s == 0 && first_source > 0) source = first_source;
     for (int i = 0; i < source; ++i) batch.source_ids.push_back(1 + static_cast<int32_t>(random() % 60));
     for (int i = 0; i < target; ++i) {
       batch.target_ids.push_back(1 + static_cast<int32_t>(random() % 60));
@@ -113,6 +115,24 @@ TEST_F(GpuStep, HasTheLossesAndWeightsOfTheCpu) {
   double most = 0;
   for (size_t i = 0; i < a.size(); ++i) most = std::max(most, static_cast<double>(std::abs(a[i] - b[i])));
   EXPECT_LT(most, 2e-3);
+}
+
+// Widths that our own kernel does not take, and sentences too long for it among others: each batch gets a plan in which
+// its own implementation of attention has its memory.
+TEST_F(GpuStep, AttentionOfOtherWidthsAndOfLongSentences) {
+  for (const int64_t heads : {4, 2}) {
+    SCOPED_TRACE(heads);
+    TrainConfig c = config();
+    c.model.heads = heads, c.model.max_positions = 300;
+    Rig cpu(c, nullptr), gpu(c, gpu_.get());
+    for (int i = 0; i < 6; ++i) {
+      const std::vector<Batch> batch = {
+          some_batch(static_cast<unsigned>(i), 2 + i % 3, heads == 2 && i % 2 == 1 ? 258 + i : 0)};
+      const StepResult expected = cpu.update(i, batch), got = gpu.update(i, batch);
+      EXPECT_NEAR(got.loss.loss, expected.loss.loss, 1e-4 * expected.loss.loss) << i;
+      EXPECT_NEAR(got.grad_norm, expected.grad_norm, 1e-3 * expected.grad_norm) << i;
+    }
+  }
 }
 
 TEST_F(GpuStep, GraphsChangeNoBit) {

@@ -299,13 +299,13 @@ TEST_F(TrainerTest, TheArenaGrowsForABatchLargerThanPlanned) {
   };
   const Batch small = some_batch(10), large = some_batch(90);
   TrainingStep planned(model, pool, step_settings(c, model.workspace()));
-  planned.plan(TrainingStep::Kind::kTrain, 900, 900);
+  planned.plan(TrainingStep::Kind::kTrain, {900, 900});
   planned.reserve();
   planned.on_grow = [](size_t, size_t) { FAIL() << "it was planned for"; };
   const double expected = loss_of(planned, large);
 
   TrainingStep step(model, pool, step_settings(c, model.workspace()));
-  step.plan(TrainingStep::Kind::kTrain, 100, 100);
+  step.plan(TrainingStep::Kind::kTrain, {100, 100});
   step.reserve();
   int grown = 0;
   step.on_grow = [&](size_t before, size_t after) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Copies the shared libraries that the programs of a CUDA build need beside them, where they look first, so that the folder runs on
-# a machine that lacks Debian's packages. The C and C++ run times and CUDA's own libraries (cuBLAS) are left to that machine.
+# a machine that lacks Debian's packages. The C and C++ run times and CUDA's own libraries (cuBLAS, cuDNN) are left to that machine.
 # usage: tools/carry_libraries.sh [BUILD_DIR, default build/cuda]
 set -euo pipefail
 cd "$(dirname "$0")/.."

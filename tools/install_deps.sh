@@ -2,14 +2,17 @@
 # Installs what Frit needs to build and test, from Debian's packages. Does nothing when all of it is there.
 # usage: tools/install_deps.sh            as root, or with sudo
 #        tools/install_deps.sh --list     prints the missing packages and changes nothing
-#        tools/install_deps.sh --cuda     all that, and CUDA's compiler, run time and cuBLAS: if there is no CUDA 13 yet, fetches
-#                                         them from PyPI (528 MB) into FRIT_CUDA_DIR, by default ~/.cache/frit/cuda-13.0
+#        tools/install_deps.sh --cuda     all that, and CUDA's compiler, run time, cuBLAS and cuDNN: if there is no CUDA 13 yet,
+#                                         fetches them from PyPI (984 MB) into FRIT_CUDA_DIR, by default ~/.cache/frit/cuda-13.0;
+#                                         and cuDNN's frontend headers (12 MB) beside that folder
 #        tools/install_deps.sh --nvcc     prints the path of the nvcc that the build uses (nothing if there is none)
+#        tools/install_deps.sh --cudnn-frontend    prints the folder of cuDNN's frontend headers (nothing if there is none)
 set -euo pipefail
 packages=(g++ cmake ninja-build ccache pkg-config git python3 ca-certificates
   libdnnl-dev libhwy-dev libsentencepiece-dev libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libfmt-dev
   libgtest-dev libbenchmark-dev libboost-context-dev)
 cuda=${FRIT_CUDA_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/frit/cuda-13.0}
+frontend=$(dirname "$cuda")/cudnn-frontend-1.32.0
 here=$(cd "$(dirname "$0")" && pwd)
 
 stop() {
@@ -65,18 +68,42 @@ install_packages() {
   trap - EXIT
 }
 
+# Installs a list of PyPI's packages, with their hashes, into a folder of its own.
+fetch() {
+  PIP_ROOT_USER_ACTION=ignore python3 -m pip install -q --disable-pip-version-check --no-cache-dir --no-compile --no-deps \
+    --only-binary :all: --require-hashes --target "$1" -r "$2"
+}
+
+# Only headers: cuDNN itself belongs to the toolkit. Without them the build goes on and has no cuDNN.
+install_frontend() {
+  local target
+  echo "fetching cuDNN's frontend headers (12 MB) into $frontend"
+  mkdir -p "$(dirname "$frontend")"
+  target=$(mktemp -d "$frontend.XXXXXX")
+  if fetch "$target/site" "$here/cudnn_frontend.txt"; then
+    mkdir "$target/kept"
+    mv "$target/site/include" "$target"/site/*.dist-info "$target/kept/"
+    rm -rf "$frontend"
+    mv "$target/kept" "$frontend"
+  else
+    echo "install_deps: pip could not fetch them: the build will have no cuDNN, and say so" >&2
+  fi
+  rm -rf "$target"
+}
+
 # PyPI's packages, put together as nvcc and CMake expect a toolkit: bin, include, lib64, nvvm.
 install_cuda() {
   local target
   [ "$(uname -m)" = x86_64 ] || stop "tools/cuda_packages.txt holds x86-64 packages; on $(uname -m) install CUDA 13 yourself and set CUDA_HOME"
-  echo "fetching CUDA 13.0's compiler and cuBLAS (528 MB; 840 MB on disk) into $cuda"
+  echo "fetching CUDA 13.0's compiler, cuBLAS and cuDNN (984 MB; 1.6 GB on disk) into $cuda"
   mkdir -p "$(dirname "$cuda")"
   target=$(mktemp -d "$cuda.XXXXXX")
   trap 'rm -rf "$target"' EXIT
-  if ! PIP_ROOT_USER_ACTION=ignore python3 -m pip install -q --disable-pip-version-check --no-cache-dir --no-compile --no-deps --only-binary :all: --require-hashes \
-    --target "$target/site" -r "$here/cuda_packages.txt"; then
+  fetch "$target/site" "$here/cuda_packages.txt" ||
     stop "pip could not fetch them. Is there a network? Else install CUDA 13 yourself and set CUDA_HOME."
-  fi
+  # cuDNN has a folder of its own.
+  cp -a "$target/site/nvidia/cudnn/include/." "$target/site/nvidia/cu13/include/"
+  mv "$target"/site/nvidia/cudnn/lib/*.so* "$target/site/nvidia/cu13/lib/"
   # The licences stay beside what they cover.
   mv "$target"/site/nvidia_*.dist-info "$target/site/nvidia/cu13/"
   ln -s lib "$target/site/nvidia/cu13/lib64"
@@ -92,15 +119,17 @@ install_cuda() {
 case ${1:-} in
   "" | --list) install_packages "${1:-}" ;;
   --nvcc) find_nvcc ;;
+  --cudnn-frontend) [ ! -e "$frontend/include/cudnn_frontend.h" ] || echo "$frontend/include" ;;
   --cuda)
     nvcc=$(find_nvcc)
     # A bare Debian has no pip.
-    [ -n "$nvcc" ] || python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip)
+    python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip)
     install_packages
     [ -n "$nvcc" ] || install_cuda
     nvcc=$(find_nvcc)
     [ -n "$nvcc" ] || stop "the compiler fetched into $cuda does not work: $("$cuda/bin/nvcc" --version 2>&1 | head -3)"
     echo "CUDA's compiler: $nvcc"
+    [ -e "$frontend/include/cudnn_frontend.h" ] || install_frontend
     ;;
-  *) stop "unknown option $1; expected --list, --cuda, --nvcc or none" ;;
+  *) stop "unknown option $1; expected --list, --cuda, --nvcc, --cudnn-frontend or none" ;;
 esac

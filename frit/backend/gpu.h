@@ -25,6 +25,28 @@ struct GpuProduct {
   void* bias_gradient = nullptr;
 };
 
+// One attention over packed sequences as the GPU's library takes it; f16 or bf16 alone. What it computes is in
+// frit/ops/attention/attention.h, but that dropout has the library's own generator. Query i sees keys j <= i where
+// causal.
+struct GpuAttention {
+  // A [tokens, heads, width], or what has one number in the place of `width` (lse).
+  struct Packed {
+    void* data = nullptr;
+    int64_t stride = 0;               // elements from token to token
+    const int64_t* begins = nullptr;  // i64 [sequences + 1] on the device: the first element of each sequence
+  };
+  DType dtype = DType::kBF16;
+  int64_t sequences = 0, heads = 0, width = 0;
+  int64_t longest_q = 0, longest_k = 0;
+  bool causal = false;
+  float scale = 1, p_drop = 0;
+  Packed q, k, v, out, lse;            // lse: f32
+  Packed dout, dq, dk, dv;             // backward
+  const int32_t* q_lengths = nullptr;  // i32 [sequences] on the device
+  const int32_t* k_lengths = nullptr;
+  const int64_t* random = nullptr;  // i64 [2] on the device, if p_drop > 0: seed, and where its numbers begin
+};
+
 // Work that was recorded, to be run again and again without the calls that made it.
 class GpuGraph {
  public:
@@ -104,6 +126,14 @@ class Gpu : public DeviceMemory {
   // A named range of the host's work, for profilers (NVTX). Ranges nest.
   virtual void begin_range(const char* /*name*/) {}
   virtual void end_range() {}
+  // Why the GPU's library for attention (cuDNN) does not take such a call, forward or backward; "" if it takes both.
+  // Addresses do not count. Builds what calls of this shape need and keeps it, which takes up to some seconds:
+  // operators ask while they plan.
+  virtual std::string attention_refuses(const GpuAttention& attention) = 0;
+  // Bytes of scratch on the device that a call takes. Errors: frit::Error if the library refuses it.
+  virtual size_t attention_scratch(const GpuAttention& attention, bool backward) = 0;
+  // Puts a call on the stream. Deterministic. Errors: frit::Error naming the shape if the library refuses.
+  virtual void attention(const GpuAttention& attention, bool backward, void* scratch) = 0;
 
   // Bytes that the Gpu itself and its libraries hold: scratch of products. bytes_free: of the device now; the simulator
   // has no limit and says 0.
@@ -127,6 +157,8 @@ inline void FreePinned::operator()(char* p) const {
 std::unique_ptr<Gpu> make_gpu(int index = 0);
 // True in a build with CUDA: make_gpu() is a real one.
 bool built_with_cuda();
+// True in a build with CUDA whose Gpu::attention() is cuDNN's.
+bool built_with_cudnn();
 
 // A range that ends with it; nothing without a GPU.
 class GpuRange {

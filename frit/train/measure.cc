@@ -102,7 +102,7 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
   const Clock::time_point begin = Clock::now();
   TrainingStep step(model, pool, step_settings(config, model.workspace()), gpu.get());
   for (const Batch& b : batches)
-    if (step.planned()) step.plan(TrainingStep::Kind::kTrain, b.source_tokens(), b.target_tokens());
+    if (step.planned()) step.plan(TrainingStep::Kind::kTrain, TrainingStep::batch_size(b));
   step.reserve();
   Tuning tuning;
   if (gpu) m.products_tuned = tune_training(*gpu, tuning);

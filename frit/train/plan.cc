@@ -139,13 +139,13 @@ TrainingPlan plan_training(const TrainConfig& given, const TrainingPlanOptions& 
 
   plan.source_tokens = plan.target_tokens = t.batch_tokens;
   plan.accumulate = t.accumulate;
-  step.plan(TrainingStep::Kind::kTrain, t.batch_tokens, t.batch_tokens);
-  step.plan(TrainingStep::Kind::kEvaluate, t.batch_tokens, t.batch_tokens);
+  step.plan(TrainingStep::Kind::kTrain, full_batch(config));
+  step.plan(TrainingStep::Kind::kEvaluate, full_batch(config));
   plan.arena_bytes = static_cast<int64_t>(step.peak());
   plan.lower_bound_bytes = static_cast<int64_t>(step.lower_bound());
   plan.unshared_bytes = static_cast<int64_t>(step.total());
   std::map<std::string, int64_t> by_name;
-  for (const Lifetime& l : step.record(TrainingStep::Kind::kTrain, t.batch_tokens, t.batch_tokens))
+  for (const Lifetime& l : step.record(TrainingStep::Kind::kTrain, full_batch(config)))
     by_name[l.name] += static_cast<int64_t>(l.bytes);
   int64_t temporaries = 0;
   for (const auto& [name, bytes] : by_name) plan.temporaries.push_back({name, bytes}), temporaries += bytes;
@@ -183,7 +183,8 @@ int64_t largest_batch_tokens(const TrainConfig& config, const TransformerConfig&
   if (config.training.ema_decay > 0) fixed += w.layout().elements() * (w.precision() == Precision::kF32 ? 4 : 6);
   const auto fits = [&](int64_t units) {
     const int64_t tokens = units * kPlanTokens;
-    const auto peak = static_cast<int64_t>(plan_memory(step.record(TrainingStep::Kind::kTrain, tokens, tokens)).peak);
+    const auto peak =
+        static_cast<int64_t>(plan_memory(step.record(TrainingStep::Kind::kTrain, full_batch(config, tokens))).peak);
     return fixed + peak + 5 * tokens * static_cast<int64_t>(sizeof(int32_t)) <= bytes;
   };
   int64_t good = 0, bad = 1;

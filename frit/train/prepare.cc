@@ -327,6 +327,12 @@ Transformer::Options training_options(const TrainConfig& config, Gpu* gpu) {
   return options;
 }
 
+BatchSize full_batch(const TrainConfig& config, int64_t tokens) {
+  if (tokens == 0) tokens = config.training.batch_tokens;
+  const int64_t longest = std::min(config.data.max_length, tokens);
+  return {tokens, tokens, tokens / longest, longest, longest};
+}
+
 StepSettings step_settings(const TrainConfig& config, const Workspace& workspace) {
   const auto& t = config.training;
   StepSettings s;

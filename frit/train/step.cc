@@ -6,6 +6,7 @@
 #include <set>
 #include <thread>
 
+#include "frit/ops/attention/attention.h"
 #include "frit/ops/gradient_norm/gradient_norm.h"
 
 namespace frit {
@@ -96,6 +97,10 @@ TrainingStep::TrainingStep(Transformer& model, ThreadPool& pool, const StepSetti
   if (settings_.criterion.chunk_rows > 0)
     settings_.criterion.chunk_rows = round_up_tokens(settings_.criterion.chunk_rows);
   if (!settings_.attention.empty()) context_.force("attention", settings_.attention);
+  const TransformerConfig& sizes = model_.config();
+  short_attention_ = (settings_.attention.empty() || settings_.attention == "short") &&
+                     attention_short_takes(sizes.d_model / sizes.encoder_heads) &&
+                     attention_short_takes(sizes.d_model / sizes.decoder_heads);
   if (!settings_.gemm.empty()) context_.force("gemm", settings_.gemm);
 
   constexpr size_t kScalarBytes = 16 * kAlignment;
@@ -207,9 +212,29 @@ StepOptions TrainingStep::step_options(bool accumulate) {
   return options;
 }
 
-std::vector<Lifetime> TrainingStep::record(Kind kind, int64_t source_tokens, int64_t target_tokens) {
-  const int64_t source = round_up_tokens(source_tokens), target = round_up_tokens(target_tokens);
-  const BatchView batch = BatchView::planned(1, source, target);
+BatchSize TrainingStep::batch_size(const Batch& batch) {
+  return {batch.source_tokens(), batch.target_tokens(), batch.sentences(), BatchView::longest(batch.source_offsets),
+          BatchView::longest(batch.target_offsets)};
+}
+
+TrainingStep::Extent TrainingStep::extent_of(const BatchSize& size) const {
+  Extent extent{round_up_tokens(size.source_tokens), round_up_tokens(size.target_tokens)};
+  if (!gpu_ || (short_attention_ && std::max(size.longest_source, size.longest_target) <= kAttentionShortLongest))
+    return extent;
+  const auto longest = [](int64_t length) {
+    return attention_rounded(std::max<int64_t>(length, 1), kAttentionLengthStep);
+  };
+  extent.sequences = attention_rounded(std::max<int64_t>(size.sentences, 1), kAttentionSequenceStep);
+  extent.longest_source = longest(size.longest_source), extent.longest_target = longest(size.longest_target);
+  return extent;
+}
+
+std::vector<Lifetime> TrainingStep::record(Kind kind, const BatchSize& size) {
+  const Extent extent = extent_of(size);
+  BatchView batch =
+      BatchView::planned(std::max<int64_t>(extent.sequences, 1), extent.source_tokens, extent.target_tokens);
+  batch.max_source = extent.sequences > 0 ? extent.longest_source : std::max<int64_t>(size.longest_source, 1);
+  batch.max_target = extent.sequences > 0 ? extent.longest_target : std::max<int64_t>(size.longest_target, 1);
   memory_.begin_recording();
   try {
     if (kind == Kind::kTrain) {
@@ -226,12 +251,12 @@ std::vector<Lifetime> TrainingStep::record(Kind kind, int64_t source_tokens, int
   return memory_.end_recording();
 }
 
-const Plan* TrainingStep::plan(Kind kind, int64_t source_tokens, int64_t target_tokens) {
+const Plan* TrainingStep::plan(Kind kind, const BatchSize& size) {
   if (!planned()) return nullptr;
-  const Key key{kind, {round_up_tokens(source_tokens), round_up_tokens(target_tokens)}};
+  const Key key{kind, extent_of(size)};
   const auto found = plans_.find(key);
   if (found != plans_.end()) return &found->second;
-  const Plan& made = plans_.emplace(key, plan_memory(record(kind, source_tokens, target_tokens))).first->second;
+  const Plan& made = plans_.emplace(key, plan_memory(record(kind, size))).first->second;
   note(made);
   return &made;
 }
@@ -250,7 +275,7 @@ void TrainingStep::reserve() {
 }
 
 const Plan* TrainingStep::ready(Kind kind, const Batch& batch) {
-  const Plan* found = plan(kind, batch.source_tokens(), batch.target_tokens());
+  const Plan* found = plan(kind, batch_size(batch));
   if (found && found->peak > memory_.arena_bytes()) {
     const size_t before = memory_.arena_bytes();
     reserve();
@@ -262,7 +287,9 @@ const Plan* TrainingStep::ready(Kind kind, const Batch& batch) {
 BatchView TrainingStep::place(const Batch& batch) {
   if (!gpu_) return BatchView::of(batch);
   // Ids and labels, each filled up, then the offsets; each part begins at a multiple of kAlignment.
-  const int64_t source = round_up_tokens(batch.source_tokens()), target = round_up_tokens(batch.target_tokens());
+  const BatchSize size = batch_size(batch);
+  const Extent extent = extent_of(size);
+  const int64_t source = extent.source_tokens, target = extent.target_tokens;
   const auto sequences = static_cast<int64_t>(batch.source_offsets.size());
   struct Part {
     const std::vector<int32_t>& values;
@@ -313,8 +340,8 @@ BatchView TrainingStep::place(const Batch& batch) {
           placed[1],
           placed[2],
           placed[4],
-          BatchView::longest(batch.source_offsets),
-          BatchView::longest(batch.target_offsets)};
+          extent.sequences > 0 ? extent.longest_source : size.longest_source,
+          extent.sequences > 0 ? extent.longest_target : size.longest_target};
 }
 
 // Does work(), or what it did before from a graph: it runs directly when it comes first.
@@ -365,7 +392,7 @@ void TrainingStep::forward_backward(const Batch& batch, int64_t stream) {
     model_.train_step(context_, view, scale_, totals_, options);
     replay.finish();
   };
-  run(plan && gpu_ ? &graphs_[{{view.source_tokens(), view.target_tokens()}, stream > 0}] : nullptr, work);
+  run(plan && gpu_ ? &graphs_[{extent_of(batch_size(batch)), stream > 0}] : nullptr, work);
   if (timing_) slot.mark(Slot::kBackward);
 }
 

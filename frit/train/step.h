@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "frit/backend/context.h"
-#include "frit/data/batch.h"
+#include "frit/data/batcher.h"
 #include "frit/memory/planner.h"
 #include "frit/models/transformer/transformer.h"
 #include "frit/ops/optimizer/optimizer.h"
@@ -55,8 +55,9 @@ struct StepResult {
   double forward_ms = 0, backward_ms = 0, update_ms = 0;
 };
 
-// Runs steps from static plans. Each key (source tokens, target tokens, both rounded up) is recorded once, in planning
-// mode; afterwards its steps allocate nothing. The arena serves all plans; it grows only when a new key needs more,
+// Runs steps from static plans. Each key (source tokens, target tokens, both rounded up; on a GPU also the longest
+// sequences and how many there are, where attention's memory depends on them) is recorded once, in planning mode;
+// afterwards its steps allocate nothing. The arena serves all plans; it grows only when a new key needs more,
 // which on_grow hears of. One thread drives it:
 //   begin(); forward_backward() for each micro-batch; update(); and result() some time later.
 class TrainingStep {
@@ -72,10 +73,11 @@ class TrainingStep {
   // False when attention is forced to be materialised on the CPU: its temporaries depend on the length of every
   // sentence, so that no plan serves all batches of a key. Forward and backward then allocate from the heap.
   bool planned() const { return gpu_ || settings_.attention != "materialised"; }
-  // The plan for batches of these sizes, recorded if its key is new; nullptr if !planned().
-  const Plan* plan(Kind kind, int64_t source_tokens, int64_t target_tokens);
+  static BatchSize batch_size(const Batch& batch);
+  // The plan for batches of this size, recorded if its key is new; nullptr if !planned().
+  const Plan* plan(Kind kind, const BatchSize& size);
   // The lifetimes behind such a plan: names, sizes, births and deaths. Errors: std::invalid_argument if !planned().
-  std::vector<Lifetime> record(Kind kind, int64_t source_tokens, int64_t target_tokens);
+  std::vector<Lifetime> record(Kind kind, const BatchSize& size);
   // Makes the arena large enough for every plan so far.
   void reserve();
   // The largest sum of sizes alive at one time, and the sum of all sizes, over the plans so far.
@@ -146,7 +148,13 @@ class TrainingStep {
   Context& context() { return context_; }
 
  private:
-  using Key = std::pair<Kind, std::pair<int64_t, int64_t>>;
+  // What memory depends on, each rounded up. sequences and longest lengths are 0 where it does not depend on them.
+  struct Extent {
+    int64_t source_tokens = 0, target_tokens = 0, sequences = 0, longest_source = 0, longest_target = 0;
+    auto operator<=>(const Extent&) const = default;
+  };
+  Extent extent_of(const BatchSize& size) const;
+  using Key = std::pair<Kind, Extent>;
   struct Recorded {
     int64_t seen = 0;
     std::unique_ptr<GpuGraph> graph;
@@ -189,12 +197,13 @@ class TrainingStep {
   int64_t updates_told_ = 0;  // updates made as of the last result
   bool evaluating_ = false;   // evaluation_ holds sums
   bool timing_ = false;
+  bool short_attention_ = false;                   // "short" takes all heads while sequences are short enough
   std::vector<std::unique_ptr<Slot>> slots_;       // kAhead + 1 of them
   std::vector<std::unique_ptr<Staging>> staging_;  // batches on their way to the GPU
   size_t next_staging_ = 0;
   Block inputs_;  // the batch on the GPU
   size_t inputs_bytes_ = 0;
-  std::map<std::pair<std::pair<int64_t, int64_t>, bool>, Recorded> graphs_;
+  std::map<std::pair<Extent, bool>, Recorded> graphs_;  // bool: gradients are added to
   Recorded update_graph_;
 };
 

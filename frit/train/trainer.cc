@@ -360,9 +360,9 @@ void Trainer::Impl::plan() {
   // Sampling changes lengths from epoch to epoch, and takes as long as reading an epoch: the largest key will do.
   if (config.data.subword_alpha == 0)
     for (const BatchSize& size : batcher->sizes(0))
-      step->plan(TrainingStep::Kind::kTrain, size.source_tokens, size.target_tokens);
+      step->plan(TrainingStep::Kind::kTrain, size);
   else
-    step->plan(TrainingStep::Kind::kTrain, config.training.batch_tokens, config.training.batch_tokens);
+    step->plan(TrainingStep::Kind::kTrain, full_batch(config));
   if (has_valid()) validation->plan(*step);
   if (!step->planned()) {
     say(fmt::format("Memory: {} parameters, gradients and optimizer; temporaries from the heap (run.attention {})",

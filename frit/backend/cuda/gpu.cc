@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "frit/backend/cuda/attention.h"
 #include "frit/backend/cuda/products.h"
 #include "frit/backend/cuda/runtime.h"
 
@@ -79,8 +80,10 @@ CudaGpu::CudaGpu(int index) : index_(index) {
   name_ = properties_.name;
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate", name_);
   products_ = std::make_unique<Products>(*this);
+  attention_ = std::make_unique<Attention>(*this);
 }
 CudaGpu::~CudaGpu() {
+  attention_.reset();
   products_.reset();
   cudaStreamDestroy(stream_);
 }
@@ -293,6 +296,15 @@ void CudaGpu::begin_range(const char* name) {
 }
 void CudaGpu::end_range() {
   nvtxRangePop();
+}
+std::string CudaGpu::attention_refuses(const GpuAttention& attention) {
+  return attention_->refuses(attention);
+}
+size_t CudaGpu::attention_scratch(const GpuAttention& attention, bool backward) {
+  return attention_->scratch_bytes(attention, backward);
+}
+void CudaGpu::attention(const GpuAttention& attention, bool backward, void* scratch) {
+  if (runs("attention_cudnn")) attention_->run(attention, backward, scratch);
 }
 size_t CudaGpu::library_bytes() const {
   return products_->scratch_bytes();

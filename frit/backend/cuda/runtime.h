@@ -34,7 +34,8 @@ struct Recorded {
 // FNV-1a over anything without padding: a library call's identity.
 uint64_t identity_of(const void* bytes, size_t count, uint64_t hash = 14695981039346656037u);
 
-class Products;  // cuBLASLt, in products.cc
+class Products;   // cuBLASLt, in products.cc
+class Attention;  // cuDNN, in attention_cudnn.cc
 
 class CudaGpu : public Gpu {
  public:
@@ -69,6 +70,9 @@ class CudaGpu : public Gpu {
   void set_filter(std::function<bool(std::string_view)> runs) override { filter_ = std::move(runs); }
   void begin_range(const char* name) override;
   void end_range() override;
+  std::string attention_refuses(const GpuAttention& attention) override;
+  size_t attention_scratch(const GpuAttention& attention, bool backward) override;
+  void attention(const GpuAttention& attention, bool backward, void* scratch) override;
   size_t library_bytes() const override;
   size_t bytes_free() const override;
 
@@ -111,6 +115,7 @@ class CudaGpu : public Gpu {
   bool same_ = true;
   std::unique_ptr<Products> products_;
   std::function<bool(std::string_view)> filter_;
+  std::unique_ptr<Attention> attention_;
 };
 
 }  // namespace frit::cuda

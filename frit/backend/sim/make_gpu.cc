@@ -11,5 +11,8 @@ std::unique_ptr<Gpu> make_gpu(int index) {
 bool built_with_cuda() {
   return false;
 }
+bool built_with_cudnn() {
+  return false;
+}
 
 }  // namespace frit

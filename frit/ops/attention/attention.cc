@@ -75,15 +75,32 @@ Refusal short_refuses(const Context&, const AttentionArgs& args) {
                         given == 0 ? " (the number of tokens, as the longest sequence is not given)" : "",
                         kAttentionShortLongest)};
   };
-  if (d != 32 && d != 64 && d != 128)
+  if (!attention_short_takes(d))
     return {"short: width", fmt::format("short: head width {}, expected 32, 64 or 128", d)};
   if (max_q > kAttentionShortLongest) return too_long("queries", max_q, args.max_q);
   if (max_k > kAttentionShortLongest) return too_long("keys", max_k, args.max_k);
   return {};
 }
 
+Refusal cudnn_refuses(const Context& context, const AttentionArgs& args) {
+  const int64_t d = args.q.dim(2);
+  if (!is_16bit_float(args.q.dtype())) return {"cudnn: dtype", "cudnn: f32, expected bf16 or f16"};
+  if (d % 8 != 0 || d > 256) return {"cudnn: width", fmt::format("cudnn: head width {}, expected 8, 16, ... 256", d)};
+  // It counts keys from the first on, we from the last: the same only in self-attention.
+  if (args.causal && args.q_offsets.raw() != args.k_offsets.raw())
+    return {"cudnn: causal", "cudnn: causal with other keys than queries"};
+  for (const Tensor* t : {&args.q, &args.k, &args.v})
+    if (t->row_stride() % 8 != 0 || reinterpret_cast<uintptr_t>(t->raw()) % 16 != 0)
+      return {"cudnn: alignment", fmt::format("cudnn: {} with rows {} elements apart, expected whole 16 bytes",
+                                              t->to_string(), t->row_stride())};
+  if (const std::string why = attention_library_refuses(context, args); !why.empty())
+    return {"cudnn: library", "cudnn: " + why};
+  return {};
+}
+
 constexpr Implementation kImplementations[] = {
     {"short", false, true, short_refuses, attention_short_forward_gpu, attention_short_backward_gpu},
+    {"cudnn", false, true, cudnn_refuses, attention_library_forward_gpu, attention_library_backward_gpu},
     {"flash", true, false, accepts_all, attention_flash_forward_cpu, attention_flash_backward_cpu},
     {"materialised", true, false, accepts_all, attention_materialised_forward,
      [](Context& context, const AttentionArgs& args, const Tensor&, const Tensor& lse, const Tensor& dout,

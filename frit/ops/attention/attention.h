@@ -17,6 +17,22 @@ struct AttentionArgs {
   int64_t max_q = 0, max_k = 0;
 };
 
+// Numbers of sequences, and longest lengths, up to a multiple of `step`, which doubles until there are no more than
+// eight of them: what plans and libraries go by, so that few values occur. attention_rounded(attention_rounded(x)) is
+// the same.
+constexpr int64_t attention_rounded(int64_t x, int64_t step) {
+  while (8 * step < x) step *= 2;
+  return (x + step - 1) / step * step;
+}
+constexpr int64_t kAttentionSequenceStep = 1, kAttentionLengthStep = 64;
+
+// On a GPU "short" takes heads of some widths in sequences of up to so many queries and keys. It needs no scratch, so
+// that nothing in a plan depends on their lengths.
+constexpr int64_t kAttentionShortLongest = 256;
+constexpr bool attention_short_takes(int64_t width) {
+  return width == 32 || width == 64 || width == 128;
+}
+
 // Math: out[i] = sum_j dropout(softmax_j(scale * q[i].k[j])) * v[j] for each head; lse[i] = log sum exp of the scaled
 // scores. A query without visible keys gives out = 0, lse = -inf. A sentence's results have the same bits whatever
 // other sentences are packed with it (but for dropout, whose masks follow the packed row).
@@ -27,8 +43,9 @@ struct AttentionArgs {
 // papers' form: heads split, then for each sequence a product, softmax, a product, holding its N * Lq * Lk scores; it
 // reads the offsets in planning mode, too). On a GPU the first of these that does not refuse: "short" (gpu.h: one
 // kernel, scores never written to memory; sequences of up to 256 queries and keys, head widths 32, 64 and 128; needs no
-// scratch) and "materialised" (gpu.h; anything). A refusal is a notice, once a reason. Force one with
-// Context::force("attention", ...).
+// scratch), "cudnn" (the library's flash attention, 16-bit types; its dropout has its own generator, and a query
+// without visible keys what it makes of it) and "materialised" (gpu.h; anything). A refusal is a notice, once a reason.
+// Force one with Context::force("attention", ...).
 //
 // On a GPU rows past the last sequence are padding of a bucket: out and all gradients there are written as 0, lse as
 // -inf. Offsets are not checked there: queries and keys that lie past max_q and max_k of their sequence or outside of

@@ -236,14 +236,41 @@ TEST(AttentionGpu, MaterialisedInChunks) {
     return values;
   };
   const std::vector<float> whole = run(kMaterialisedScores);
-  const int64_t launches = on.gpu->launches();
   for (const auto& [most_scores, chunks] : {std::pair<int64_t, int64_t>{1, 6}, {2 * 48 * 48, 3}, {4 * 48 * 48, 2}}) {
     const int64_t before = on.gpu->launches();
     const std::vector<float> cut = run(most_scores);
     EXPECT_GE(on.gpu->launches() - before, 13 * chunks + 2);
     for (size_t i = 0; i < whole.size(); ++i) ASSERT_NEAR(cut[i], whole[i], 1e-4) << most_scores << " " << i;
   }
-  EXPECT_GT(launches, 0);
+}
+
+// What a library is told of the sequences: those past the last are empty.
+TEST(AttentionGpu, TablesOfBeginsAndLengths) {
+  OnGpu on;
+  const auto buffer = [&](DType dtype, Shape shape) { return on.context.allocate(shape, dtype, "test"); };
+  const std::vector<int32_t> q_offsets = {0, 3, 3, 10}, k_offsets = {0, 300, 304, 305};
+  const Buffer qs = buffer(DType::kI32, {4}), ks = buffer(DType::kI32, {4}), lengths = buffer(DType::kI32, {10}),
+               begins = buffer(DType::kI64, {3 * 6 + 2});
+  on.gpu->upload(qs->raw(), q_offsets.data(), 16);
+  on.gpu->upload(ks->raw(), k_offsets.data(), 16);
+  AttentionArgs args;
+  args.q = Tensor(nullptr, DType::kBF16, {12, 2, 8}, on.gpu->device());
+  args.k = args.v = Tensor(nullptr, DType::kBF16, {310, 2, 8}, on.gpu->device());
+  args.q_offsets = qs, args.k_offsets = ks;
+  args.max_q = 7, args.max_k = 256;
+  AttentionTables tables;
+  tables.sequences = 5, tables.count = 3, tables.keys = 0b010;
+  tables.strides[0] = 16, tables.strides[1] = 48, tables.strides[2] = 2;
+  attention_tables_gpu(on.context, args, tables, 77, lengths, begins);
+  on.gpu->synchronize();
+  std::vector<int32_t> found_lengths(10);
+  std::vector<int64_t> found_begins(20);
+  on.gpu->download(found_lengths.data(), lengths->raw(), 40);
+  on.gpu->download(found_begins.data(), begins->raw(), 160);
+  EXPECT_EQ(found_lengths, (std::vector<int32_t>{3, 0, 7, 0, 0, 256, 4, 1, 0, 0}));              // at most max_k
+  EXPECT_EQ(found_begins, (std::vector<int64_t>{0, 48,    48,    160,   160,   160,              // 16 a query
+                                                0, 14400, 14592, 14640, 14640, 14640,            // 48 a key
+                                                0, 6,     6,     20,    20,    20,    77, 0}));  // 2 a query; seed
 }
 
 TEST(AttentionGpu, AForcedNameIsOfThisDeviceOrThrows) {
@@ -256,6 +283,12 @@ TEST(AttentionGpu, AForcedNameIsOfThisDeviceOrThrows) {
   on.context.force("attention", "materialised");
   EXPECT_EQ(on.forward(100, 64, 30), "");
   EXPECT_EQ(on.context.used("attention"), "materialised");
+  on.context.force("attention", "cudnn");
+  EXPECT_NE(on.forward(100, 64, 30, DType::kF32).find("cudnn: f32, expected bf16 or f16"), std::string::npos);
+  EXPECT_NE(on.forward(100, 60, 30).find("cudnn: head width 60"), std::string::npos);
+  if (!built_with_cudnn()) {
+    EXPECT_NE(on.forward(100, 64, 30).find("no cuDNN"), std::string::npos);
+  }
   on.context.force("attention", "flash");
   EXPECT_NE(on.forward(100, 64, 30).find("no implementation \"flash\", expected one of short, "), std::string::npos);
 }

@@ -139,8 +139,10 @@ OpCase make(Problem problem) {
           (problem.bound ? fmt::format("/bound{}", problem.bound) : "") + (problem.gpu ? "/gpu" : ""));
   c.variant = problem.variant;
   // What lies past the last sequence must not be read: NaN would spread.
+  const bool cudnn = problem.variant == std::string("cudnn");  // which may read it, and multiply by zero
   const auto fill = [=](double gain, int64_t real) -> Fill {
     const Fill normal = fill_normal(0, gain);
+    if (cudnn) return normal;
     return [=](CaseRandom& r, Array& a) {
       normal(r, a);
       // A benchmark makes only a piece of a large tensor, which may end before that.
@@ -244,14 +246,17 @@ OpCase make(Problem problem) {
   if (pairs * n * d > 200000) c.finite_difference_step = 0;
   if (problem.q_tail + problem.k_tail > 0) c.finite_difference_step = 0;  // NaN lies there
   const std::string variant = problem.variant;
-  c.where = variant.empty() ? Where::kEverywhere : variant == "short" || problem.gpu ? Where::kGpu : Where::kCpu;
+  c.where = variant.empty()                              ? Where::kEverywhere
+            : variant == "short" || cudnn || problem.gpu ? Where::kGpu
+                                                         : Where::kCpu;
   if (problem.gpu) {
     const auto scratch = [&](bool backward) {
-      return attention_materialised_scratch(static_cast<int64_t>(problem.q_lengths.size()), n, d, max_q, max_k, dtype,
-                                            backward);
+      return attention_materialised_scratch(n, d, std::max(tq, tk), max_q, max_k, dtype, backward);
     };
     c.forward_gpu.scratch_bytes = tq * n == 0 ? 0 : scratch(false);
     c.backward_gpu.scratch_bytes = (tq + tk) * n == 0 ? 0 : scratch(true);
+  } else if (cudnn) {
+    c.forward_gpu.launches = c.backward_gpu.launches = 2;  // of ours
   } else if (c.where != Where::kCpu) {
     set_gpu_budgets(problem, max_q, max_k, c);
   }
@@ -470,6 +475,22 @@ std::vector<OpCase> attention_cases() {
          .gain = 2,
          .gpu = true});
   }
+  if (built_with_cudnn())
+    for (DType dtype : {DType::kBF16, DType::kF16}) {
+      const auto with = [&](Problem p) {
+        p.dtype = dtype, p.variant = "cudnn";
+        add(p);
+      };
+      with({.q_lengths = {1}, .n = 1, .d = 64});
+      with({.q_lengths = {15, 16, 17}, .n = 2, .d = 32, .stride = 3 * 2 * 32});
+      with({.q_lengths = {31, 70, 33}, .n = 3, .d = 64, .causal = true, .stride = 3 * 3 * 64});
+      with({.q_lengths = {4, 9, 7}, .k_lengths = {6, 3, 40}, .n = 2, .d = 64});
+      with({.q_lengths = {20, 3}, .n = 2, .d = 128, .q_tail = 41, .k_tail = 41, .bound = 64});
+      with({.q_lengths = {300, 5, 129}, .n = 2, .d = 64, .causal = true, .q_tail = 14, .k_tail = 14});
+      with({.q_lengths = {30, 257}, .k_lengths = {513, 8}, .n = 1, .d = 40});
+      with({.q_lengths = std::vector<int64_t>(37, 11), .n = 2, .d = 64, .causal = true});  // fewer than the bucket
+      with({.q_lengths = {30, 5}, .n = 2, .d = 64, .gain = 2});
+    }
   // On both, the implementation left free.
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     add({.q_lengths = {5, 9, 1, 17}, .n = 4, .d = 32, .causal = true, .dtype = dtype, .variant = ""});
@@ -506,6 +527,19 @@ std::vector<OpCase> attention_cases() {
     with({.q_lengths = std::vector<int64_t>(32, 128), .n = 8, .d = 32});
     with({.q_lengths = std::vector<int64_t>(32, 128), .n = 8, .d = 128});
     with({.q_lengths = batch, .n = 8, .d = 64, .causal = true});
+  }
+  for (const char* variant : {"cudnn", "materialised"}) {
+    if (variant == std::string("cudnn") && !built_with_cudnn()) continue;
+    for (const auto& [sequences, length] : {std::pair<int64_t, int64_t>{128, 32}, {32, 128}, {8, 512}, {16, 1024}})
+      for (bool causal : {false, true})
+        add({.q_lengths = std::vector<int64_t>(static_cast<size_t>(sequences), length),
+             .n = length == 1024 ? 12 : 8,
+             .d = 64,
+             .causal = causal,
+             .p_drop = 0.1f,
+             .dtype = DType::kBF16,
+             .variant = variant,
+             .gpu = variant == std::string("materialised")});
   }
   for (size_t i = tested; i < cases.size(); ++i) cases[i].benchmark = true, cases[i].test = false;
   return cases;

@@ -224,23 +224,25 @@ attention_zero_tail_kernel(Global<const int32_t> q_offsets, Global<const int32_t
     store(lse, i, -INFINITY);
 }
 
-// How a call is cut, by the shapes alone. Scratch never shrinks with a longer bound, so that a plan made for the
-// longest sequences has room for all others.
+// How a call is cut, by the shapes alone. Scratch goes by tokens and the longest sequences, whatever their number
+// (there are no more than tokens), and never shrinks as these grow: a plan made for the longest has room for all
+// others.
 struct Sizes {
   int64_t pairs, q_rows, k_rows;                // rows of a pair
   int64_t chunk;                                // pairs at a time
   int64_t q_scratch, k_scratch, score_scratch;  // rows, rows, scores
 
-  Sizes(int64_t sequences, int64_t heads, int64_t max_q, int64_t max_k, int64_t most_scores) {
+  Sizes(int64_t sequences, int64_t heads, int64_t tokens, int64_t max_q, int64_t max_k, int64_t most_scores) {
     // Whole 16 rows: scores and probabilities then have aligned rows, and products fewer shapes.
     const auto whole = [](int64_t longest) { return std::max<int64_t>(1, (longest + 15) / 16) * 16; };
+    const int64_t bound = std::max<int64_t>(heads * tokens, 1);
     pairs = sequences * heads, q_rows = whole(max_q), k_rows = whole(max_k);
     const int64_t scores = q_rows * k_rows;
     const int64_t most = std::min({most_scores / scores, kMaterialisedRows / q_rows, kMaterialisedRows / k_rows});
-    chunk = std::clamp<int64_t>(most, 1, std::max<int64_t>(pairs, 1));
-    q_scratch = std::min(std::max(kMaterialisedRows, q_rows), pairs * q_rows);
-    k_scratch = std::min(std::max(kMaterialisedRows, k_rows), pairs * k_rows);
-    score_scratch = std::min(std::max(most_scores, scores), pairs * scores);
+    chunk = std::clamp<int64_t>(most, 1, bound);
+    q_scratch = std::min(std::max(kMaterialisedRows, q_rows), bound * q_rows);
+    k_scratch = std::min(std::max(kMaterialisedRows, k_rows), bound * k_rows);
+    score_scratch = std::min(std::max(most_scores, scores), bound * scores);
   }
 };
 
@@ -250,7 +252,8 @@ class Chunks {
  public:
   Chunks(Context& context, const AttentionArgs& args, int64_t most_scores)
       : geometry(geometry_of(args)),
-        sizes(geometry.sequences, geometry.heads, geometry.max_q, geometry.max_k, most_scores),
+        sizes(geometry.sequences, geometry.heads, std::max(geometry.q_tokens, geometry.k_tokens), geometry.max_q,
+              geometry.max_k, most_scores),
         context_(context),
         args_(args),
         d_(args.q.dim(2)),
@@ -307,13 +310,6 @@ class Chunks {
     constexpr int kWarps = kRowThreads / kWarpSize;
     return {(queries.count * queries.rows + kWarps - 1) / kWarps, kRowThreads, 0};
   }
-  void zero_tail(const Tensor& of_queries, const Tensor& of_keys, const Tensor& of_keys_too, const Tensor& lse) const {
-    const auto rows_or_none = [](const Tensor& t) { return t.defined() ? rows_of<T>(t) : Rows<T>(); };
-    launch(context_, "attention_zero_tail_kernel", attention_zero_tail_kernel<T>, {kAttentionTailBlocks, kThreads, 0},
-           global<const int32_t>(args_.q_offsets), global<const int32_t>(args_.k_offsets), geometry,
-           static_cast<int>(geometry.heads * d_), rows_or_none(of_queries), rows_or_none(of_keys),
-           rows_or_none(of_keys_too), global<float>(lse));
-  }
 
   const Geometry geometry;
   const Sizes sizes;
@@ -331,9 +327,21 @@ class Chunks {
 
 }  // namespace
 
-int64_t attention_materialised_scratch(int64_t sequences, int64_t heads, int64_t width, int64_t max_q, int64_t max_k,
+void attention_zero_tail_gpu(Context& context, const AttentionArgs& args, const Tensor& of_queries,
+                             const Tensor& of_keys, const Tensor& of_keys_too, const Tensor& lse) {
+  dispatch_float(args.q.dtype(), [&](auto t) {
+    using T = decltype(t);
+    const auto rows_or_none = [](const Tensor& of) { return of.defined() ? rows_of<T>(of) : Rows<T>(); };
+    launch(context, "attention_zero_tail_kernel", attention_zero_tail_kernel<T>, {kAttentionTailBlocks, kThreads, 0},
+           global<const int32_t>(args.q_offsets), global<const int32_t>(args.k_offsets), geometry_of(args),
+           static_cast<int>(args.q.dim(1) * args.q.dim(2)), rows_or_none(of_queries), rows_or_none(of_keys),
+           rows_or_none(of_keys_too), global<float>(lse));
+  });
+}
+
+int64_t attention_materialised_scratch(int64_t heads, int64_t width, int64_t tokens, int64_t max_q, int64_t max_k,
                                        DType dtype, bool backward, int64_t most_scores) {
-  const Sizes s(sequences, heads, max_q, max_k, most_scores);
+  const Sizes s(1, heads, tokens, max_q, max_k, most_scores);
   const auto bytes = [](int64_t elements, DType type) {
     return static_cast<int64_t>(align_up(static_cast<size_t>(elements * size_of(type))));
   };
@@ -363,8 +371,8 @@ void attention_materialised_forward_gpu(Context& context, const AttentionArgs& a
       chunks.multiply(ps, false, vs, false, qs);  // in the place of q, which has served
       chunks.scatter(qs, queries, out);
     });
-    chunks.zero_tail(out, {}, {}, lse);
   });
+  attention_zero_tail_gpu(context, args, out, {}, {}, lse);
 }
 
 void attention_materialised_backward_gpu(Context& context, const AttentionArgs& args, const Tensor& lse,
@@ -399,8 +407,8 @@ void attention_materialised_backward_gpu(Context& context, const AttentionArgs& 
       chunks.multiply(dss, true, qs, false, ks);   // dk
       chunks.scatter(vs, keys, dv), chunks.scatter(gs, queries, dq), chunks.scatter(ks, keys, dk);
     });
-    chunks.zero_tail(dq, dk, dv, {});
   });
+  attention_zero_tail_gpu(context, args, dq, dk, dv, {});
 }
 
 }  // namespace frit

@@ -1,11 +1,9 @@
-// The GPU forms of attention: "short", one fused kernel a direction for sequences of up to 256 queries and keys, and
-// "materialised", products and a softmax, which takes everything.
+// The GPU forms of attention: "short", one fused kernel a direction for sequences of up to 256 queries and keys;
+// "cudnn", the library's; and "materialised", products and a softmax, which takes everything.
 #pragma once
 #include "frit/ops/attention/attention.h"
 
 namespace frit {
-
-constexpr int64_t kAttentionShortLongest = 256;
 
 // What an operator may take for the longest sequence of a [tokens, N, D]: `given` (AttentionArgs::max_q or max_k), or
 // the number of tokens where that is less or nothing is given.
@@ -52,8 +50,36 @@ void attention_materialised_forward_gpu(Context& context, const AttentionArgs& a
 void attention_materialised_backward_gpu(Context& context, const AttentionArgs& args, const Tensor& lse,
                                          const Tensor& dout, const Tensor& dq, const Tensor& dk, const Tensor& dv,
                                          int64_t most_scores = kMaterialisedScores);
-// Bytes of scratch that a call asks for, each tensor rounded up as the context does.
-int64_t attention_materialised_scratch(int64_t sequences, int64_t heads, int64_t width, int64_t max_q, int64_t max_k,
+// Bytes of scratch that a call asks for, each tensor rounded up as the context does. tokens: of queries or of keys,
+// whichever are more.
+int64_t attention_materialised_scratch(int64_t heads, int64_t width, int64_t tokens, int64_t max_q, int64_t max_k,
                                        DType dtype, bool backward, int64_t most_scores = kMaterialisedScores);
+
+// "cudnn": the library's flash attention over packed sequences, f16 and bf16. lse is ours, the mask of dropout its own:
+// its generator gets a seed made of ours, step, site and micro-batch, so that masks repeat under recompute and resume,
+// but are not those of the other implementations. Backward is deterministic. Cost: 2 launches and the library's own,
+// which want Gpu::attention_scratch() bytes (backward: up to 2 * N * max_q * max_k bytes a sequence). The number of
+// sequences and the longest are rounded up, so that few shapes need a plan.
+// What it refuses beyond `attention.cc`, in the library's words; "" if nothing.
+std::string attention_library_refuses(const Context& context, const AttentionArgs& args);
+void attention_library_forward_gpu(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse);
+void attention_library_backward_gpu(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse,
+                                    const Tensor& dout, const Tensor& dq, const Tensor& dk, const Tensor& dv);
+
+// What the library is told of the sequences, by a kernel. lengths i32 [2, sequences]: of queries, then of keys.
+// begins i64 [count * (sequences + 1) + 2]: for each operand the element where each sequence begins; then seed and 0.
+// Those past the batch's last sequence are empty.
+struct AttentionTables {
+  static constexpr int kMost = 9;
+  int sequences = 0, count = 0;
+  int64_t strides[kMost] = {};  // of operand i, elements from token to token
+  uint32_t keys = 0;            // bit i: operand i has a row a key, not a query
+};
+void attention_tables_gpu(Context& context, const AttentionArgs& args, const AttentionTables& tables, int64_t seed,
+                          const Tensor& lengths, const Tensor& begins);
+
+// Zeros to the rows past the last sequence of what is defined, -inf to their lse. Any width. 1 launch.
+void attention_zero_tail_gpu(Context& context, const AttentionArgs& args, const Tensor& of_queries,
+                             const Tensor& of_keys, const Tensor& of_keys_too, const Tensor& lse);
 
 }  // namespace frit
