@@ -14,7 +14,7 @@ done
 missing=$(ldd "${programs[@]}" | grep 'not found' | sort -u || true)
 [ -z "$missing" ] || { printf 'carry_libraries: not on this machine either:\n%s\n' "$missing" >&2; exit 1; }
 ldd "${programs[@]}" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
-  grep -vE '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|libcublas|libcublasLt|libcudart|libcudnn[a-z_]*|libnccl|libnvrtc|libcuda)\.so' |
+  grep -vE '/(libc|libm|libdl|librt|libutil|libpthread|libstdc\+\+|libgcc_s|libcublas|libcublasLt|libcudart|libcudnn[a-z_]*|libnccl|libnvrtc|libcuda)\.so' |
   while read -r library; do
     [ "$(dirname "$library")" -ef "$build" ] || cp -fL "$library" "$build/"
   done
