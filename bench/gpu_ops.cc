@@ -9,10 +9,18 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <future>
 #include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <regex>
+#include <thread>
 
 #include "frit/core/file.h"
 #include "frit/memory/planner.h"
@@ -25,6 +33,8 @@ namespace {
 using nlohmann::json;
 constexpr int64_t kColdBytes = int64_t{256} << 20;
 constexpr int64_t kMostBytes = int64_t{24} << 30;  // of all sets of a case
+// Of a case whose errors are measured; in doubles it takes about ten times as many.
+constexpr int64_t kMostErrorBytes = int64_t{1} << 27;
 
 struct Options {
   std::string filter, out, tuning, errors;
@@ -77,6 +87,70 @@ Times time_copy(Gpu& gpu, int64_t bytes, int replays) {
                  calls);
 }
 
+// Has the work of many threads done by one.
+class Errands {
+ public:
+  // From any thread: returns when serve() has run `work`, and throws what it threw.
+  void run(std::function<void()> work) {
+    std::packaged_task<void()> task(std::move(work));
+    std::future<void> done = task.get_future();
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.push_back(std::move(task));
+    }
+    changed_.notify_one();
+    done.get();
+  }
+  // Runs what comes in until close().
+  void serve() {
+    for (;;) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return closed_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+      std::packaged_task<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      task();
+    }
+  }
+  void close() {
+    {
+      const std::lock_guard lock(mutex_);
+      closed_ = true;
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::packaged_task<void()>> tasks_;
+  bool closed_ = false;
+};
+
+// Bounds the bytes of what is done at one time; a single piece always has room.
+class Room {
+ public:
+  explicit Room(int64_t bytes) : bytes_(bytes) {}
+  void take(int64_t bytes) {
+    std::unique_lock lock(mutex_);
+    freed_.wait(lock, [&] { return used_ == 0 || used_ + bytes <= bytes_; });
+    used_ += bytes;
+  }
+  void give(int64_t bytes) {
+    {
+      const std::lock_guard lock(mutex_);
+      used_ -= bytes;
+    }
+    freed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable freed_;
+  int64_t bytes_, used_ = 0;
+};
+
 class Bench {
  public:
   Bench(Gpu& gpu, const Options& options) : gpu_(gpu), options_(options), begin_(Clock::now()) {}
@@ -105,31 +179,65 @@ class Bench {
     if (!options_.tuning.empty()) tuning_.save(options_.tuning, gpu_.name());
   }
 
-  // Errors of the tests' 16-bit cases, in the form of bench/peers/torch_numerics.py.
+  // Errors of the tests' 16-bit cases, in the form of bench/peers/torch_numerics.py. The oracles run on all cores, the
+  // GPU's work on this thread.
   void errors() {
-    json list = json::array();
+    std::vector<const OpCase*> cases;
     for (const OpTable& table : op_tables()) {
       if (!table.has_gpu) continue;
       for (const OpCase& c : table.cases) {
-        if (c.where == Where::kCpu || bytes_of(c) > (int64_t{1} << 27)) continue;
+        if (c.where == Where::kCpu || bytes_of(c) > kMostErrorBytes) continue;
         const bool sixteen =
             std::any_of(c.inputs.begin(), c.inputs.end(), [](const Operand& o) { return is_16bit_float(o.dtype); });
         const bool sparse =
             std::any_of(c.inputs.begin(), c.inputs.end(), [](const Operand& o) { return o.row_stride > (1 << 24); });
-        if (!sixteen || sparse) continue;
+        if (sixteen && !sparse) cases.push_back(&c);
+      }
+    }
+    // The largest first, so that none is left alone at the end.
+    std::vector<size_t> order(cases.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return bytes_of(*cases[a]) > bytes_of(*cases[b]); });
+    std::vector<json> found(cases.size());
+    std::atomic<size_t> next = 0;
+    Errands errands;
+    Room room(4 * kMostErrorBytes);
+    const auto work = [&] {
+      for (size_t at = next++; at < order.size(); at = next++) {
+        const OpCase& c = *cases[order[at]];
+        json& rows = found[order[at]] = json::array();
+        const int64_t bytes = bytes_of(c);
+        room.take(bytes);
         try {
-          for (const CaseError& e : case_errors(c, gpu_))
-            list.push_back({{"op", c.op},
+          const OnGpu on_gpu = [&](const std::function<void(Gpu&)>& f) { errands.run([&] { f(gpu_); }); };
+          for (const CaseError& e : case_errors(c, on_gpu))
+            rows.push_back({{"op", c.op},
                             {"case", c.name},
                             {"output", e.output},
                             {"dtype", name_of(e.dtype)},
                             {"rms_error", e.rms},
                             {"max_error", e.max}});
         } catch (const std::exception& e) {
-          list.push_back({{"op", c.op}, {"case", c.name}, {"error", e.what()}});
+          rows = json::array();
+          rows.push_back({{"op", c.op}, {"case", c.name}, {"error", e.what()}});
         }
+        room.give(bytes);
       }
-    }
+    };
+    const unsigned count = std::max(1u, std::thread::hardware_concurrency());
+    std::vector<std::thread> threads;
+    std::atomic<unsigned> working = count;
+    for (unsigned i = 0; i < count; ++i)
+      threads.emplace_back([&] {
+        work();
+        if (--working == 0) errands.close();
+      });
+    errands.serve();
+    for (std::thread& t : threads) t.join();
+    json list = json::array();
+    for (json& rows : found)
+      for (json& row : rows) list.push_back(std::move(row));
     save(options_.errors, list);
   }
   int failures() const { return failures_; }

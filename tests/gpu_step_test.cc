@@ -20,7 +20,7 @@ TrainConfig small_config() {
   c.model.encoder_layers = c.model.decoder_layers = 1;
   c.model.d_model = 64, c.model.heads = 2, c.model.ffn = 96, c.model.max_positions = 64;
   c.model.dropout = c.model.attention_dropout = c.model.activation_dropout = 0.1;
-  c.data.vocabulary = 64;
+  c.data.vocabulary = 64, c.data.max_length = 60;
   c.training.criterion_rows = 0;
   c.training.clip_norm = 0.5;
   c.run.threads = 2;
@@ -253,7 +253,7 @@ TEST_F(GpuStep, TrainsAndResumesExactly) {
   EXPECT_EQ(whole.target_tokens, cpu.target_tokens);
   int asked = 0;
   TrainerOutput output;
-  output.stop_requested = [&] { return ++asked > 25; };
+  output.stop_requested = [&] { return ++asked > 12; };
   EXPECT_EQ(Trainer(config("parts", device), output).run().end, TrainEnd::kInterrupted);
   const TrainResult parts = Trainer(config("parts", device)).run();
   EXPECT_EQ(parts.updates, 10);

@@ -60,6 +60,7 @@ int bench_ops(const std::vector<std::string>& flags) {
 struct StepBench {
   std::string config, lengths, model_case;
   int64_t steps = 20, warm = 3;
+  bool parts = false;
 };
 
 // "mt-base-128x32": the base or big translation model with a shared vocabulary of 32,768 and its dropout everywhere,
@@ -115,7 +116,7 @@ int bench_step(const StepBench& o, const Overrides& overrides) {
   if (!o.model_case.empty()) batches = case_batches(o.model_case, &config);
   if (!o.lengths.empty()) batches = parse_batch_lengths(read_file(o.lengths));
   if (batches.empty()) batches = usual_batches(config.training.batch_tokens, 16);
-  std::cout << measure_training(config, batches, o.steps, o.warm).to_json(o.model_case) << '\n';
+  std::cout << measure_training(config, batches, o.steps, o.warm, o.parts).to_json(o.model_case) << '\n';
   return kGood;
 }
 
@@ -188,6 +189,7 @@ void add_bench(CLI::App& app, const Overrides& overrides, Action* action) {
       ->type_name("NAME");
   step->add_option("--steps", s->steps, "Steps that are timed")->check(CLI::Range(1, kMostCount));
   step->add_option("--warm", s->warm, "Steps before that")->check(CLI::Range(0, kMostCount));
+  step->add_flag("--parts", s->parts, "On a GPU: also time each kernel's share of the step apart");
   describe_overrides(*step);
   step->footer(
       "Prints JSON.\n\nExamples:\n  frit bench step --model.preset transformer-small --run.threads 2\n"

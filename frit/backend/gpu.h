@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "frit/backend/tuning.h"
@@ -14,12 +15,14 @@ namespace frit {
 struct GpuProduct {
   const void *a = nullptr, *b = nullptr;
   void* c = nullptr;
-  const void* bias = nullptr;                                                  // [n], optional
+  const void* bias = nullptr;  // [n], optional; of c's type, at a multiple of 16 bytes
   DType dtype = DType::kF32, c_dtype = DType::kF32, bias_dtype = DType::kF32;  // dtype: of a and b
   int64_t m = 0, n = 0, k = 0, batch = 1;
   int64_t a_stride = 0, b_stride = 0, c_stride = 0;  // elements between stored rows
   int64_t a_step = 0, b_step = 0, c_step = 0;        // elements between the matrices of a batch
   bool transpose_a = false, transpose_b = false, accumulate = false;
+  // [m] of c's type, optional: overwritten with the sums of the rows of op(a). Only where sums_bias_gradient() says so.
+  void* bias_gradient = nullptr;
 };
 
 // One attention over packed sequences as the GPU's library takes it; f16 or bf16 alone. What it computes is in
@@ -107,12 +110,22 @@ class Gpu : public DeviceMemory {
   // first proposal. `scratch` of the library is the Gpu's own. Deterministic. Errors: frit::Error naming the shape if
   // the library refuses.
   virtual void product(const GpuProduct& product) = 0;
+  // True if product() computes this product's bias_gradient along with it: a question of shape, types and alignment.
+  virtual bool sums_bias_gradient(const GpuProduct& /*product*/) { return false; }
   // While an operator plans: notes that such a product will come (addresses do not count).
   virtual void note_product(const GpuProduct& product) = 0;
   // Times the library's proposals for every noted product that `tuning` does not know, and adds what it found. Later
   // products use `tuning`, which must outlive the Gpu's use. Returns how many shapes were timed. In the simulator: 0.
   virtual int tune_products(Tuning& tuning) = 0;
 
+  // From now on only the work for which runs(name) is true is put on the stream: kernels by their names, "product",
+  // "attention_cudnn", "copy", "fill". To time parts of a step apart; what is computed is then worth nothing. nullptr:
+  // all of it. Nothing is left out in the simulator.
+  virtual void set_filter(std::function<bool(std::string_view name)> runs) = 0;
+
+  // A named range of the host's work, for profilers (NVTX). Ranges nest.
+  virtual void begin_range(const char* /*name*/) {}
+  virtual void end_range() {}
   // Why the GPU's library for attention (cuDNN) does not take such a call, forward or backward; "" if it takes both.
   // Addresses do not count. Builds what calls of this shape need and keeps it, which takes up to some seconds:
   // operators ask while they plan.
@@ -146,5 +159,21 @@ std::unique_ptr<Gpu> make_gpu(int index = 0);
 bool built_with_cuda();
 // True in a build with CUDA whose Gpu::attention() is cuDNN's.
 bool built_with_cudnn();
+
+// A range that ends with it; nothing without a GPU.
+class GpuRange {
+ public:
+  GpuRange(Gpu* gpu, const char* name) : gpu_(gpu) {
+    if (gpu_) gpu_->begin_range(name);
+  }
+  ~GpuRange() {
+    if (gpu_) gpu_->end_range();
+  }
+  GpuRange(const GpuRange&) = delete;
+  GpuRange& operator=(const GpuRange&) = delete;
+
+ private:
+  Gpu* gpu_;
+};
 
 }  // namespace frit

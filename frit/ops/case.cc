@@ -203,6 +203,11 @@ class Storage {
       if (device_) device_->upload(base_ + (row - mirror_), row, bytes);
     });
   }
+  // Takes over the elements of a store of the same operand on a device.
+  void download(const Storage& other) {
+    other.fetch();
+    each_row([&](char* row, size_t bytes) { std::memcpy(row, other.mirror_ + (row - mirror_), bytes); });
+  }
   // Writes the values rounded to the dtype, and puts the rounded values back.
   void set(Array& a) {
     for (int64_t i = 0; i < static_cast<int64_t>(a.v.size()); ++i) {
@@ -349,9 +354,8 @@ struct Run {
   }
   // A prime, so that rows of any width differ.
   static constexpr int64_t kRepeated = 4194301;
-  // The same tensors once more, for calls alone: without the arrays that checks go back to.
-  struct TensorsAlone {};
-  Run(const Run& other, TensorsAlone) : c(other.c), device(other.device) {
+  // The same tensors once more, for calls alone: without the arrays that checks go back to. nullptr: on the CPU.
+  Run(const Run& other, DeviceMemory* device) : c(other.c), device(device) {
     for (const auto& [name, store] : other.stores) add(store->operand()).copy(*store);
   }
   Storage& add(const Operand& o) {
@@ -711,15 +715,22 @@ std::vector<std::string> check_case(const OpCase& c, Gpu& gpu) {
   return failures;
 }
 
-std::vector<CaseError> case_errors(const OpCase& c, Gpu& gpu) {
-  Run run(c, &gpu);
-  ThreadPool pool(1);
-  Memory memory(&gpu);
-  Context context(pool, memory, &gpu);
-  context.force(c.op, c.variant);
-  run.forward(context);
-  if (c.backward) run.backward(context, false);
-  gpu.synchronize();
+std::vector<CaseError> case_errors(const OpCase& c, const OnGpu& on_gpu) {
+  Run run(c, nullptr);
+  on_gpu([&](Gpu& gpu) {
+    Run there(run, &gpu);
+    ThreadPool pool(1);
+    Memory memory(&gpu);
+    Context context(pool, memory, &gpu);
+    context.force(c.op, c.variant);
+    there.forward(context);
+    if (c.backward) there.backward(context, false);
+    gpu.synchronize();
+    for (const Operand& o : c.outputs) run.stores.at(o.name)->download(*there.stores.at(o.name));
+    if (c.backward)
+      for (const std::string& input : c.differentiable)
+        run.stores.at("d" + input)->download(*there.stores.at("d" + input));
+  });
   std::vector<CaseError> errors;
   const auto measure = [&](const std::string& name, const Array& want) {
     const Array got = run.stores.at(name)->get();
@@ -747,7 +758,7 @@ CaseRun::CaseRun(const OpCase& c, Context& context, int sets) : state_(new State
   context.force(c.op, c.variant);
   state_->runs.push_back(std::make_unique<Run>(c, context.on_gpu() ? &context.gpu() : nullptr, true));
   while (static_cast<int>(state_->runs.size()) < sets)
-    state_->runs.push_back(std::make_unique<Run>(*state_->runs.front(), Run::TensorsAlone{}));
+    state_->runs.push_back(std::make_unique<Run>(*state_->runs.front(), state_->runs.front()->device));
   for (auto& run : state_->runs) run->forward(context);
 }
 CaseRun::~CaseRun() {

@@ -139,7 +139,10 @@ struct CaseError {
   DType dtype;
   double rms, max;
 };
-std::vector<CaseError> case_errors(const OpCase& c, Gpu& gpu);
+// Runs `work` on the thread that owns the GPU and returns when it is done.
+using OnGpu = std::function<void(const std::function<void(Gpu&)>& work)>;
+// Many threads may call this at once: inputs, oracles and comparison, which take most of the time, are the caller's.
+std::vector<CaseError> case_errors(const OpCase& c, const OnGpu& on_gpu);
 
 // Inputs made (quickly, see CaseRandom) and kept for repeated runs: what benchmarks time. `sets` copies rotate so that
 // caches stay cold.

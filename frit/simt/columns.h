@@ -173,7 +173,7 @@ FRIT_DEVICE ColumnPlace column_place(const ColumnWalk& walk, const Global<T>& fi
     if constexpr (N == 8) {
       // What no neighbour has (see keep_rows): lanes below 8 draw what would be lane 32's first group, the others the
       // group between a row's last and the next one's first, of one lane at most, since rows have 256 columns or more.
-      const uint32_t group = column - row * columns >> 3, part = static_cast<uint32_t>(at.first_part);
+      const uint32_t group = (column - row * columns) >> 3, part = static_cast<uint32_t>(at.first_part);
       const bool ends = part <= 8;  // then the neighbour begins in the next row
       const uint32_t lanes = ballot(ends && part > 8 - (static_cast<uint32_t>(at.fold_column) & 7));
       const int between = lanes ? find_first_set(lanes) - 1 : 0;

@@ -203,7 +203,9 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        {"none", "activations", "layer"}},
       {"training.criterion_rows",
        &t.criterion_rows,
-       "Target tokens whose logits are held at a time, rounded up to a multiple of 256; 0: all.",
+       "Target tokens whose logits are held at a time, rounded up to a multiple of 256; 0: all; -1: 512 on the CPU, "
+       "4096 "
+       "on a GPU.",
        {}},
       {"training.max_not_finite",
        &t.max_not_finite,
@@ -490,8 +492,8 @@ void validate_config(const TrainConfig& config) {
            (!d.valid_source.empty() && config.validation.bleu),
        "training.early_stopping_metric", t.early_stopping_metric,
        "loss, or data.valid_source and validation.bleu = true");
-  need(t.criterion_rows >= 0 && t.criterion_rows <= kMostCount, "training.criterion_rows", t.criterion_rows,
-       fmt::format("0 to {}", kMostCount));
+  need(t.criterion_rows >= -1 && t.criterion_rows <= kMostCount, "training.criterion_rows", t.criterion_rows,
+       fmt::format("-1 to {}", kMostCount));
   need(t.max_not_finite >= 1, "training.max_not_finite", t.max_not_finite, "1 or more");
   need(t.stop_after_seconds >= 0, "training.stop_after_seconds", t.stop_after_seconds, "0 or more");
   need(config.validation.max_sentences >= 0, "validation.max_sentences", config.validation.max_sentences, "0 or more");

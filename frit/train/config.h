@@ -57,7 +57,7 @@ struct TrainConfig {
     int64_t patience = 0;
     double min_delta = 0;
     std::string recompute = "none";
-    int64_t criterion_rows = 512;
+    int64_t criterion_rows = -1;
     int64_t max_not_finite = 20;
   } training;
   struct Validation {

@@ -36,6 +36,7 @@ std::string TrainingMeasurement::to_json(std::string_view model_case) const {
   j["peak_mib"] = static_cast<double>(workspace_bytes + arena_bytes + library_bytes) / (1 << 20);
   j["products_tuned"] = products_tuned;
   j["ms"] = ms;
+  if (!parts_us.empty()) j["parts_us"] = parts_us;
   j["peak_rss_mib"] = static_cast<double>(peak_rss_bytes) / (1 << 20);
   return j.dump();
 }
@@ -77,7 +78,7 @@ Batch random_batch(const std::vector<std::pair<int64_t, int64_t>>& lengths, cons
 }  // namespace
 
 TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengths& lengths, int64_t steps,
-                                     int64_t warm) {
+                                     int64_t warm, bool parts) {
   using Clock = std::chrono::steady_clock;
   validate_config(config);
   if (lengths.empty() || steps < 1 || warm < 0)
@@ -153,6 +154,7 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
       if (const auto r = take(true)) phases(*r);
     }
   }
+  if (gpu && parts) m.parts_us = step.time_parts(batches[0], 10);
   m.tokens_per_s = median(rates_seen), m.step_ms = median(m.ms);
   m.forward_ms = median(forward), m.backward_ms = median(backward), m.update_ms = median(update);
   m.workspace_bytes = model.workspace().bytes(), m.arena_bytes = static_cast<int64_t>(step.arena_bytes());

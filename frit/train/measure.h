@@ -1,6 +1,7 @@
 // How fast training steps are: the same step the trainer runs, on random tokens with given lengths (`frit bench step`).
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -29,13 +30,14 @@ struct TrainingMeasurement {
   double loss = 0;             // of the last step, nats a target token
   int64_t workspace_bytes = 0, arena_bytes = 0, library_bytes = 0, peak_rss_bytes = 0;
   // model_case: a name for what was measured; may be empty.
+  std::map<std::string, double> parts_us;  // TrainingStep::time_parts of the first batch, if asked for
   std::string to_json(std::string_view model_case = {}) const;
 };
 
 // Trains config's model (vocabulary: data.vocabulary) for `warm` steps that are not counted and then `steps` more, one
 // batch each, over again from the first when they run out. Nothing is written. Errors: frit::Error for batches without
-// tokens or a configuration that cannot work.
+// tokens or a configuration that cannot work. parts: also times each kind of work apart (GPU).
 TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengths& batches, int64_t steps,
-                                     int64_t warm = 3);
+                                     int64_t warm = 3, bool parts = false);
 
 }  // namespace frit

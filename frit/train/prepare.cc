@@ -337,7 +337,7 @@ StepSettings step_settings(const TrainConfig& config, const Workspace& workspace
   const auto& t = config.training;
   StepSettings s;
   s.criterion.smoothing = static_cast<float>(t.label_smoothing);
-  s.criterion.chunk_rows = t.criterion_rows;
+  s.criterion.chunk_rows = t.criterion_rows >= 0 ? t.criterion_rows : config.run.device == "cpu" ? 512 : 4096;
   s.recompute = t.recompute == "layer"         ? Recompute::kLayer
                 : t.recompute == "activations" ? Recompute::kActivations
                                                : Recompute::kNone;

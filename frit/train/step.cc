@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 #include <thread>
 
 #include "frit/ops/attention/attention.h"
@@ -379,6 +380,7 @@ void TrainingStep::begin(int64_t attempt, int64_t step_tokens, std::span<const d
 }
 
 void TrainingStep::forward_backward(const Batch& batch, int64_t stream) {
+  const GpuRange range(gpu_, "forward and backward");
   context_.set_random(settings_.seed, static_cast<uint32_t>(attempt_), static_cast<uint32_t>(stream));
   const Plan* plan = ready(Kind::kTrain, batch);
   const BatchView view = place(batch);
@@ -394,20 +396,23 @@ void TrainingStep::forward_backward(const Batch& batch, int64_t stream) {
   if (timing_) slot.mark(Slot::kBackward);
 }
 
+void TrainingStep::update_parameters() {
+  Replay replay(memory_, &update_plan_);
+  model_.hold_pad_row(context_);
+  gradient_norm(context_, model_.workspace().gradients(), squares_, not_finite_);
+  optimizer_prepare(context_, settings_.optimizer, settings_.prepare, squares_, not_finite_, state_);
+  if (swallowed_.defined())
+    optimizer_swallowed(context_, settings_.optimizer, {.prepared = state_.prepared}, blocks(), slice_ends_,
+                        swallowed_);
+  optimizer_step(context_, settings_.optimizer, {.prepared = state_.prepared}, model_.workspace());
+  if (ema_.defined()) ema_update(context_, settings_.ema_decay, blocks(), ema_, state_.numbers);
+  replay.finish();
+}
+
 void TrainingStep::update() {
+  const GpuRange range(gpu_, "update");
   Slot& slot = *slots_[static_cast<size_t>(attempts_done_) % slots_.size()];
-  run(gpu_ ? &update_graph_ : nullptr, [&] {
-    Replay replay(memory_, &update_plan_);
-    model_.hold_pad_row(context_);
-    gradient_norm(context_, model_.workspace().gradients(), squares_, not_finite_);
-    optimizer_prepare(context_, settings_.optimizer, settings_.prepare, squares_, not_finite_, state_);
-    if (swallowed_.defined())
-      optimizer_swallowed(context_, settings_.optimizer, {.prepared = state_.prepared}, blocks(), slice_ends_,
-                          swallowed_);
-    optimizer_step(context_, settings_.optimizer, {.prepared = state_.prepared}, model_.workspace());
-    if (ema_.defined()) ema_update(context_, settings_.ema_decay, blocks(), ema_, state_.numbers);
-    replay.finish();
-  });
+  run(gpu_ ? &update_graph_ : nullptr, [&] { update_parameters(); });
   const auto read = [&](auto& to, const Tensor& from) {
     if (gpu_)
       gpu_->download_async(&to, from.raw(), static_cast<size_t>(from.bytes()));
@@ -451,6 +456,7 @@ std::optional<StepResult> TrainingStep::result(bool wait) {
 }
 
 void TrainingStep::evaluate(const Batch& batch) {
+  const GpuRange range(gpu_, "evaluate");
   CriterionOptions criterion = settings_.criterion;
   criterion.smoothing = 0;
   const Plan* plan = ready(Kind::kEvaluate, batch);
@@ -474,6 +480,35 @@ double TrainingStep::sum_of_squares(const Tensor& block) {
   double squares = 0;
   from_device(&squares, squares_);
   return squares;
+}
+
+std::map<std::string, double> TrainingStep::time_parts(const Batch& batch, int replays) {
+  FRIT_CHECK(gpu_ && on_the_way() == 0, "[train] parts are timed on a GPU, between steps");
+  const Plan* plan = ready(Kind::kTrain, batch);
+  const BatchView view = place(batch);
+  const auto work = [&] {
+    {
+      Replay replay(memory_, plan);
+      model_.train_step(context_, view, scale_, totals_, step_options(false));
+      replay.finish();
+    }
+    update_parameters();
+  };
+  const auto time = [&](std::function<bool(std::string_view)> runs) {
+    gpu_->set_filter(std::move(runs));
+    std::vector<double> times = gpu_->time_graph(work, replays);
+    gpu_->set_filter(nullptr);
+    std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
+    return times[times.size() / 2];
+  };
+  std::set<std::string, std::less<>> names;
+  std::map<std::string, double> parts;
+  parts["all"] = time([&](std::string_view name) {
+    if (names.find(name) == names.end()) names.emplace(name);
+    return true;
+  });
+  for (const std::string& name : names) parts[name] = time([&](std::string_view n) { return n == name; });
+  return parts;
 }
 
 TrainingStep::Numbers TrainingStep::numbers() {

@@ -135,6 +135,11 @@ class TrainingStep {
   };
   std::vector<Swallowed> swallowed();
 
+  // Microseconds that each kind of work (kernels by name, "product", ...) of one step over `batch` takes when it runs
+  // alone, and "all" of it: graphs replayed, the median. The weights are worth nothing afterwards. Errors: frit::Error
+  // in the simulator, which has no clock.
+  std::map<std::string, double> time_parts(const Batch& batch, int replays);
+
   // Fills in the milliseconds of results from now on. Steps then run without graphs.
   void set_timing(bool timing) { timing_ = timing; }
 
@@ -167,6 +172,7 @@ class TrainingStep {
   void to_device(const Tensor& to, const void* from);
   void from_device(void* to, const Tensor& from);
   OptimizerBlocks blocks() const;
+  void update_parameters();
 
   Transformer& model_;
   StepSettings settings_;

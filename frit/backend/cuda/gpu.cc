@@ -1,4 +1,6 @@
 // Device, stream, memory, launches and graphs of an NVIDIA GPU.
+#include <nvtx3/nvToolsExt.h>
+
 #include <cstring>
 #include <limits>
 
@@ -142,16 +144,19 @@ bool CudaGpu::begin_call(uint64_t identity) {
 }
 
 void CudaGpu::upload_async(void* device, const void* pinned, size_t bytes) {
+  if (!runs("copy")) return;
   const CopyIdentity copy{1, device, pinned, bytes};
   if (!begin_call(identity_of(&copy, sizeof(copy)))) return;
   check(cudaMemcpyAsync(device, pinned, bytes, cudaMemcpyHostToDevice, stream_), "copying to the GPU", name_);
 }
 void CudaGpu::download_async(void* pinned, const void* device, size_t bytes) {
+  if (!runs("copy")) return;
   const CopyIdentity copy{2, pinned, device, bytes};
   if (!begin_call(identity_of(&copy, sizeof(copy)))) return;
   check(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the GPU", name_);
 }
 void CudaGpu::fill_async(void* device, unsigned char byte, size_t bytes) {
+  if (!runs("fill")) return;
   const CopyIdentity copy{uint64_t{3} << 8 | byte, device, nullptr, bytes};
   if (!begin_call(identity_of(&copy, sizeof(copy)))) return;
   check(cudaMemsetAsync(device, byte, bytes, stream_), "filling", name_);
@@ -161,6 +166,7 @@ std::unique_ptr<GpuEvent> CudaGpu::make_event() {
 }
 
 void CudaGpu::launch(const Kernel& k) {
+  if (!runs(k.name)) return;
   const auto checked = [&](cudaError_t error) {
     if (error != cudaSuccess)
       fail("[{}] cannot launch {} blocks of {} threads with {} bytes of shared memory on {}: {}", k.name, k.blocks,
@@ -274,13 +280,22 @@ std::vector<double> CudaGpu::time_graph(const std::function<void()>& work, int r
 }
 
 void CudaGpu::product(const GpuProduct& product) {
-  products_->run(product);
+  if (runs("product")) products_->run(product);
+}
+bool CudaGpu::sums_bias_gradient(const GpuProduct& product) {
+  return products_->sums_bias_gradient(product);
 }
 void CudaGpu::note_product(const GpuProduct& product) {
   products_->note(product);
 }
 int CudaGpu::tune_products(Tuning& tuning) {
   return products_->tune(tuning);
+}
+void CudaGpu::begin_range(const char* name) {
+  nvtxRangePushA(name);
+}
+void CudaGpu::end_range() {
+  nvtxRangePop();
 }
 std::string CudaGpu::attention_refuses(const GpuAttention& attention) {
   return attention_->refuses(attention);
@@ -289,7 +304,7 @@ size_t CudaGpu::attention_scratch(const GpuAttention& attention, bool backward) 
   return attention_->scratch_bytes(attention, backward);
 }
 void CudaGpu::attention(const GpuAttention& attention, bool backward, void* scratch) {
-  attention_->run(attention, backward, scratch);
+  if (runs("attention_cudnn")) attention_->run(attention, backward, scratch);
 }
 size_t CudaGpu::library_bytes() const {
   return products_->scratch_bytes();

@@ -1,6 +1,7 @@
 // Matrices are row-major here and column-major there, that is, transposed: the library is asked for
 // c^T = op(b)^T op(a)^T. Its A is our b, its B our a, its rows our columns (so that a bias along our columns is its
-// bias along rows), and its leading dimensions are our row strides.
+// bias along rows), and its leading dimensions are our row strides. A bias' gradient, sums over the depth of our op(a),
+// is its BGRADB: of its B, one sum a column of its result.
 #include "frit/backend/cuda/products.h"
 
 #include <cublasLt.h>
@@ -31,8 +32,8 @@ constexpr double kBurstUs = 60;  // work in one timing
 struct Key {
   int64_t m, n, k, batch, a_stride, b_stride, c_stride, a_step, b_step, c_step;
   DType dtype, c_dtype;
-  uint8_t transpose_a, transpose_b, accumulate, bias;
-  uint8_t a_align, b_align, c_align, bias_align;  // bytes, at most 16
+  uint8_t transpose_a, transpose_b, accumulate, bias, bias_gradient;
+  uint8_t a_align, b_align, c_align;  // bytes, at most 16
   uint8_t unused[6];
   bool operator==(const Key& other) const { return std::memcmp(this, &other, sizeof(Key)) == 0; }
 };
@@ -64,9 +65,8 @@ Key key_of(const GpuProduct& p) {
   if (p.batch > 1) key.a_step = p.a_step, key.b_step = p.b_step, key.c_step = p.c_step;
   key.dtype = p.dtype, key.c_dtype = p.c_dtype;
   key.transpose_a = p.transpose_a, key.transpose_b = p.transpose_b, key.accumulate = p.accumulate;
-  key.bias = p.bias != nullptr;
+  key.bias = p.bias != nullptr, key.bias_gradient = p.bias_gradient != nullptr;
   key.a_align = alignment_of(p.a), key.b_align = alignment_of(p.b), key.c_align = alignment_of(p.c);
-  key.bias_align = alignment_of(p.bias);
   return key;
 }
 
@@ -85,13 +85,14 @@ std::string text_of(const Key& key) {
                                  key.transpose_b ? 't' : 'n', name_of(key.dtype), name_of(key.c_dtype));
   if (key.bias) text += " bias";
   if (key.accumulate) text += " acc";
+  if (key.bias_gradient) text += " bias gradient";
   const auto [a_rows, a_cols] = stored_a(key);
   const auto [b_rows, b_cols] = stored_b(key);
   if (key.a_stride != a_cols || key.b_stride != b_cols || key.c_stride != key.n)
     text += fmt::format(" strides {} {} {}", key.a_stride, key.b_stride, key.c_stride);
   if (key.batch > 1) text += fmt::format(" batch {} steps {} {} {}", key.batch, key.a_step, key.b_step, key.c_step);
-  if (std::min({key.a_align, key.b_align, key.c_align, key.bias_align}) < 16)
-    text += fmt::format(" aligned {} {} {} {}", key.a_align, key.b_align, key.c_align, key.bias_align);
+  if (std::min({key.a_align, key.b_align, key.c_align}) < 16)
+    text += fmt::format(" aligned {} {} {}", key.a_align, key.b_align, key.c_align);
   return text;
 }
 
@@ -166,9 +167,10 @@ bool parse(std::string_view text, cublasLtMatmulAlgo_t& algorithm) {
 struct Products::Shape {
   cublasLtMatmulDescOpaque_t operation = {};
   cublasLtMatrixLayoutOpaque_t a = {}, b = {}, c = {};  // of our a, b and c
-  const void* bias = nullptr;                           // what `operation` says
+  const void* bias = nullptr;                           // or its gradient, as `operation` says
   cublasLtMatmulAlgo_t algorithm = {};
   bool chosen = false;
+  bool asked = false, offered = false;  // does the library sum this bias' gradient?
 };
 
 struct Products::State {
@@ -214,8 +216,9 @@ struct Products::State {
     };
     set(CUBLASLT_MATMUL_DESC_TRANSA, static_cast<int32_t>(key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N));
     set(CUBLASLT_MATMUL_DESC_TRANSB, static_cast<int32_t>(key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N));
-    if (key.bias) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(CUBLASLT_EPILOGUE_BIAS));
+    if (key.bias || key.bias_gradient) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE,
+          static_cast<uint32_t>(key.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_BGRADB));
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(type_of(key.c_dtype)));
     }
     const auto lay_out = [&](cublasLtMatrixLayoutOpaque_t& layout, DType dtype, std::pair<int64_t, int64_t> stored,
@@ -237,16 +240,24 @@ struct Products::State {
     lay_out(shape.c, key.c_dtype, {key.m, key.n}, key.c_stride, key.c_step);
   }
 
-  // The library also takes the bias' alignment from its address.
+  // The library takes the bias' alignment from its address, and that before it is asked for an algorithm.
   void set_bias(const Key& key, Shape& shape, const void* bias) const {
-    if (!key.bias || shape.bias == bias) return;
+    if (!(key.bias || key.bias_gradient) || shape.bias == bias) return;
     checked(cublasLtMatmulDescSetAttribute(&shape.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)),
             "giving the bias", key);
     shape.bias = bias;
   }
 
   // The library's proposals, the one that it thinks fastest first. At least one.
-  std::vector<cublasLtMatmulHeuristicResult_t> proposals(const Key& key, const Shape& shape, int most) {
+  std::vector<cublasLtMatmulHeuristicResult_t> proposals(const Key& key, const Shape& shape, int most) const {
+    cublasStatus_t status;
+    std::vector<cublasLtMatmulHeuristicResult_t> results = ask(key, shape, most, status);
+    checked(status, "choosing an algorithm", key);
+    if (results.empty()) checked(CUBLAS_STATUS_NOT_SUPPORTED, "choosing an algorithm", key);
+    return results;
+  }
+  std::vector<cublasLtMatmulHeuristicResult_t> ask(const Key& key, const Shape& shape, int most,
+                                                   cublasStatus_t& status) const {
     cublasLtMatmulPreferenceOpaque_t preference;
     checked(cublasLtMatmulPreferenceInit(&preference), "describing what is wanted", key);
     const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
@@ -264,13 +275,12 @@ struct Products::State {
     std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
     int count = 0;
     Shape copy = shape;  // the library asks for descriptors that it may change
-    checked(cublasLtMatmulAlgoGetHeuristic(handle, &copy.operation, &copy.b, &copy.a, &copy.c, &copy.c, &preference,
-                                           most, results.data(), &count),
-            "choosing an algorithm", key);
+    status = cublasLtMatmulAlgoGetHeuristic(handle, &copy.operation, &copy.b, &copy.a, &copy.c, &copy.c, &preference,
+                                            most, results.data(), &count);
+    if (status != CUBLAS_STATUS_SUCCESS) return {};
     results.resize(static_cast<size_t>(count));
     std::erase_if(results,
                   [](const auto& r) { return r.state != CUBLAS_STATUS_SUCCESS || r.workspaceSize > kWorkspaceBytes; });
-    if (results.empty()) checked(CUBLAS_STATUS_NOT_SUPPORTED, "choosing an algorithm", key);
     return results;
   }
 
@@ -315,9 +325,16 @@ bool empty(const GpuProduct& p) {
 }
 
 void check_types(const GpuProduct& p) {
+  // The library can be told how a, b and c are aligned; of a bias it may choose algorithms that take 16 bytes for
+  // granted.
+  if (alignment_of(p.bias) < 16 || alignment_of(p.bias_gradient) < 16)
+    fail("[product] {}x{}x{} with a bias or its gradient at {} and {}, expected multiples of 16 bytes", p.m, p.n, p.k,
+         p.bias, p.bias_gradient);
   if (p.bias && p.bias_dtype != p.c_dtype)
     fail("[product] a bias in {} of {}x{}x{} in {} to {}: cuBLASLt takes it in {} alone", name_of(p.bias_dtype), p.m,
          p.n, p.k, name_of(p.dtype), name_of(p.c_dtype), name_of(p.c_dtype));
+  if (p.bias_gradient && (p.bias || p.accumulate || p.k == 0))
+    fail("[product] {}x{}x{} with a bias' gradient, but also a bias, an old c or no depth", p.m, p.n, p.k);
   if (p.bias && p.k == 0) fail("[product] {}x{}x0 with a bias: there is nothing for the library to do", p.m, p.n);
 }
 
@@ -347,20 +364,36 @@ void Products::run(const GpuProduct& p) {
   const AllowAll allow(mode == Mode::kRecord);
   const Key key = key_of(p);
   Shape& shape = s.find(key);
-  s.set_bias(key, shape, p.bias);
+  s.set_bias(key, shape, p.bias ? p.bias : p.bias_gradient);
   if (!shape.chosen && !(s.tuning && s.restore(*s.tuning, key, shape))) {
     shape.algorithm = s.proposals(key, shape, 1).front().algo;
     shape.chosen = true;
   }
   uint64_t identity = 1;
   if (mode != Mode::kRun) {
-    const void* addresses[] = {p.a, p.b, p.c, p.bias};
+    const void* addresses[] = {p.a, p.b, p.c, p.bias, p.bias_gradient};
     identity = identity_of(&key, sizeof(key));
     identity = identity_of(addresses, sizeof(addresses), identity);
     identity = identity_of(shape.algorithm.data, sizeof(shape.algorithm.data), identity);
   }
   if (!s.gpu.begin_call(identity)) return;
   s.checked(s.multiply(key, shape, shape.algorithm, p.a, p.b, p.c), "multiplying", key);
+}
+
+bool Products::sums_bias_gradient(const GpuProduct& p) {
+  State& s = *state_;
+  if (empty(p) || p.k == 0 || p.accumulate || p.bias || p.batch != 1 || alignment_of(p.bias_gradient) < 16)
+    return false;
+  const AllowAll allow(s.gpu.mode() == Mode::kRecord);
+  const Key key = key_of(p);
+  Shape& shape = s.find(key);
+  if (!shape.asked) {
+    s.set_bias(key, shape, p.bias_gradient);
+    cublasStatus_t status;
+    shape.offered = !s.ask(key, shape, 1, status).empty() && status == CUBLAS_STATUS_SUCCESS;
+    shape.asked = true;
+  }
+  return shape.offered;
 }
 
 void Products::note(const GpuProduct& p) {
@@ -384,7 +417,7 @@ class Products::State::Timing {
       extend(a_bytes_, stored_a(key).first, stored_a(key).second, key.a_stride, key.a_step, key.dtype);
       extend(b_bytes_, stored_b(key).first, stored_b(key).second, key.b_stride, key.b_step, key.dtype);
       extend(c_bytes_, key.m, key.n, key.c_stride, key.c_step, key.c_dtype);
-      extend(bias_bytes_, 1, key.n, key.n, 0, key.c_dtype);
+      extend(bias_bytes_, 1, std::max(key.m, key.n), 0, 0, key.c_dtype);
     }
     const size_t total = a_bytes_ + b_bytes_ + c_bytes_ + bias_bytes_;
     memory_ = static_cast<char*>(state.gpu.allocate(total));
@@ -398,15 +431,15 @@ class Products::State::Timing {
   ~Timing() { state_.gpu.release(memory_); }
   Timing(const Timing&) = delete;
 
-  // The fastest of the library's proposals: all once, in bursts; then those that came close to the best in turns, and
-  // the least median wins (the library's order decides between equals).
+  // The fastest of the library's proposals: a burst of each, then several in turns of those that came close to the
+  // best, and the least median wins.
   cublasLtMatmulAlgo_t fastest(const Key& key, Shape& shape) {
     const auto place = [](char* p, uint8_t align) { return align < 16 ? p + align : p; };
     key_ = &key, shape_ = &shape;
     a_ = place(memory_, key.a_align);
     b_ = place(memory_ + a_bytes_, key.b_align);
     c_ = place(memory_ + a_bytes_ + b_bytes_, key.c_align);
-    state_.set_bias(key, shape, place(memory_ + a_bytes_ + b_bytes_ + c_bytes_, key.bias_align));
+    state_.set_bias(key, shape, memory_ + a_bytes_ + b_bytes_ + c_bytes_);
 
     std::vector<Candidate> candidates;
     double best = std::numeric_limits<double>::infinity();
@@ -499,8 +532,8 @@ int Products::tune(Tuning& tuning) {
   std::vector<Key> unknown;
   for (const Key& key : s.noted) {
     Shape& shape = s.find(key);
-    // Nobody reads this bias: what counts is how it is aligned.
-    s.set_bias(key, shape, s.workspace + (key.bias_align < 16 ? key.bias_align : 0));
+    // Nobody reads this bias: what counts is that it is aligned.
+    s.set_bias(key, shape, s.workspace);
     if (!s.restore(tuning, key, shape)) unknown.push_back(key);
   }
   if (unknown.empty()) return 0;

@@ -16,9 +16,11 @@ class Products {
   ~Products();
 
   // A product without rows, columns or matrices is nothing; one without depth (k == 0) leaves c as it is or clears it.
-  // Errors: frit::Error if the bias is not of c's type, if k == 0 and there is a bias, or if the library refuses; the
-  // message names shape and types.
+  // Errors: frit::Error if the bias is not of c's type or not aligned to 16 bytes, if k == 0 and there is a bias, or if
+  // the library refuses; the message names shape and types.
   void run(const GpuProduct& product);
+  // Never where it accumulates, has a bias or lacks rows, columns or depth; else as the library says.
+  bool sums_bias_gradient(const GpuProduct& product);
   // Of addresses the alignment alone counts (16 bytes or what is less); a tensor that is only planned begins at address
   // 0, as well aligned as the arena will be.
   void note(const GpuProduct& product);

@@ -64,8 +64,12 @@ class CudaGpu : public Gpu {
   bool rerecord(GpuGraph& graph, const std::function<void()>& work) override;
 
   void product(const GpuProduct& product) override;
+  bool sums_bias_gradient(const GpuProduct& product) override;
   void note_product(const GpuProduct& product) override;
   int tune_products(Tuning& tuning) override;
+  void set_filter(std::function<bool(std::string_view)> runs) override { filter_ = std::move(runs); }
+  void begin_range(const char* name) override;
+  void end_range() override;
   std::string attention_refuses(const GpuAttention& attention) override;
   size_t attention_scratch(const GpuAttention& attention, bool backward) override;
   void attention(const GpuAttention& attention, bool backward, void* scratch) override;
@@ -87,6 +91,8 @@ class CudaGpu : public Gpu {
   // the kernel, its grid and the GPU.
   void launch(const Kernel& kernel);
 
+  // False if the filter leaves out what has this name. Every library call asks this first of all.
+  bool runs(std::string_view name) const { return !filter_ || filter_(name); }
   // True if a library's call (or a copy) with this identity is to be put on the stream now; false while rerecording,
   // where it must be the one that was recorded. Every library call asks first.
   bool begin_call(uint64_t identity);
@@ -108,6 +114,7 @@ class CudaGpu : public Gpu {
   size_t next_ = 0;         // the call that rerecording expects
   bool same_ = true;
   std::unique_ptr<Products> products_;
+  std::function<bool(std::string_view)> filter_;
   std::unique_ptr<Attention> attention_;
 };
 

@@ -75,6 +75,7 @@ class SimGpu : public Gpu {
   void product(const GpuProduct& product) override;
   void note_product(const GpuProduct&) override {}
   int tune_products(Tuning&) override { return 0; }
+  void set_filter(std::function<bool(std::string_view)>) override {}
   std::string attention_refuses(const GpuAttention&) override { return "the simulator has no cuDNN"; }
   size_t attention_scratch(const GpuAttention&, bool) override { fail("[simulator] has no cuDNN"); }
   void attention(const GpuAttention&, bool, void*) override { fail("[simulator] has no cuDNN"); }

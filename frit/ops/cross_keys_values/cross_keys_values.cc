@@ -48,9 +48,11 @@ void cross_keys_values_backward(Context& context, const Tensor& dy, const Tensor
     int64_t end = begin + 1;
     while (end < layers && (frozen.empty() || !frozen[end])) ++end;
     const Tensor slice = dy.columns(begin * layer, end * layer);
+    const Tensor db = dbias.defined() ? dbias.rows(begin * layer, end * layer) : Tensor();
     if (dweight.defined())
-      linear_backward_weight(context, slice, memory, accumulate, dweight.rows(begin * layer, end * layer));
-    if (dbias.defined()) column_sum(context, slice, accumulate, dbias.rows(begin * layer, end * layer));
+      linear_backward_weight(context, slice, memory, accumulate, dweight.rows(begin * layer, end * layer), db);
+    else if (db.defined())
+      column_sum(context, slice, accumulate, db);
     begin = end;
   }
 }

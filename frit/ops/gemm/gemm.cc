@@ -1,5 +1,6 @@
 #include "frit/ops/gemm/gemm.h"
 
+#include "frit/ops/column_sum/column_sum.h"
 #include "frit/ops/gemm/cpu.h"
 
 namespace frit {
@@ -41,8 +42,19 @@ GemmProblem check(const Context& context, const GemmArgs& args) {
                "[gemm] bias is {}, expected f32 or {}", args.bias.to_string(), name_of(a.dtype()));
     FRIT_CHECK(!context.on_gpu() || args.bias.dtype() == c.dtype(), "[gemm] bias is {}, expected {} as c is on a GPU",
                args.bias.to_string(), name_of(c.dtype()));
+    FRIT_CHECK(!context.on_gpu() || reinterpret_cast<uintptr_t>(args.bias.raw()) % 16 == 0,
+               "[gemm] bias {} begins at {}, expected a multiple of 16 bytes on a GPU", args.bias.to_string(),
+               args.bias.raw());
     FRIT_CHECK(!context.on_gpu() || p.k > 0, "[gemm] op(a) of {} has no depth: on a GPU there is no bias then",
                a.to_string());
+  }
+  if (const Tensor& sums = args.bias_gradient; sums.defined()) {
+    FRIT_CHECK(rank == 2 && args.transpose_a,
+               "[gemm] a bias' gradient of {}, expected a transposed a of two dimensions", a.to_string());
+    FRIT_CHECK(sums.rank() == 1 && sums.dim(0) == p.m, "[gemm] bias_gradient is {}, expected [{}]", sums.to_string(),
+               p.m);
+    FRIT_CHECK(sums.dtype() == DType::kF32 || sums.dtype() == a.dtype(),
+               "[gemm] bias_gradient is {}, expected f32 or {}", sums.to_string(), name_of(a.dtype()));
   }
   p.a = {a.raw(), a.dtype(), matrix_stride(a), args.transpose_a};
   p.b = {b.raw(), b.dtype(), matrix_stride(b), args.transpose_b};
@@ -53,8 +65,8 @@ GemmProblem check(const Context& context, const GemmArgs& args) {
   return p;
 }
 
-// Every product on a GPU is its library's.
-void gemm_library(Context& context, const GemmProblem& p) {
+// Every product on a GPU is its library's. True if it sums the bias' gradient along.
+bool gemm_library(Context& context, const GemmProblem& p, const Tensor& bias_gradient) {
   GpuProduct product;
   product.a = p.a.data, product.b = p.b.data, product.c = p.c;
   product.dtype = p.a.dtype, product.c_dtype = p.c_dtype;
@@ -63,10 +75,17 @@ void gemm_library(Context& context, const GemmProblem& p) {
   product.a_step = p.a_step, product.b_step = p.b_step, product.c_step = p.c_step;
   product.transpose_a = p.a.transposed, product.transpose_b = p.b.transposed, product.accumulate = p.accumulate;
   if (p.bias.defined()) product.bias = p.bias.raw(), product.bias_dtype = p.bias.dtype();
-  if (!context.planning()) return context.gpu().product(product);
   // What is only planned has no address yet. For a bias none means that there is none: any aligned one will do.
   if (p.bias.defined() && !product.bias) product.bias = reinterpret_cast<const void*>(kAlignment);
-  context.gpu().note_product(product);
+  if (bias_gradient.defined() && bias_gradient.dtype() == p.c_dtype) {
+    product.bias_gradient = bias_gradient.raw() ? bias_gradient.raw() : reinterpret_cast<void*>(kAlignment);
+    if (!context.gpu().sums_bias_gradient(product)) product.bias_gradient = nullptr;
+  }
+  if (context.planning())
+    context.gpu().note_product(product);
+  else
+    context.gpu().product(product);
+  return product.bias_gradient != nullptr;
 }
 
 // Why "onednn" refuses a product; null if it takes it.
@@ -74,6 +93,21 @@ const char* onednn_refuses(const GemmProblem& p) {
   if (const char* missing = gemm_onednn_missing()) return missing;
   if (p.a.dtype != DType::kF32 || (p.bias.defined() && p.bias.dtype() != DType::kF32)) return "it multiplies f32 only";
   return nullptr;
+}
+
+void gemm_on_cpu(Context& context, const GemmArgs& args, const GemmProblem& p) {
+  const std::string_view forced = context.forced("gemm");
+  if (forced == "onednn") {
+    const char* reason = onednn_refuses(p);
+    FRIT_CHECK(!reason, "[gemm] onednn was forced, but {}; a is {}", reason, args.a.to_string());
+    context.note_used("gemm", "onednn");
+    gemm_onednn(context, p);
+    return;
+  }
+  FRIT_CHECK(forced.empty() || forced == "packed", "[gemm] no implementation is called {}, expected packed or onednn",
+             forced);
+  context.note_used("gemm", "packed");
+  gemm_packed(context, p);
 }
 
 }  // namespace
@@ -99,24 +133,17 @@ std::vector<const char*> gemm_implementations() {
 // without that.
 void gemm(Context& context, const GemmArgs& args) {
   const GemmProblem p = check(context, args);
-  const std::string_view forced = context.forced("gemm");
+  bool summed = false;
   if (context.on_gpu()) {
+    const std::string_view forced = context.forced("gemm");
     FRIT_CHECK(forced.empty() || forced == "library",
                "[gemm] no implementation on a GPU is called {}, expected library", forced);
     context.note_used("gemm", "library");
-    return gemm_library(context, p);
+    summed = gemm_library(context, p, args.bias_gradient);
+  } else {
+    gemm_on_cpu(context, args, p);
   }
-  if (forced == "onednn") {
-    const char* reason = onednn_refuses(p);
-    FRIT_CHECK(!reason, "[gemm] onednn was forced, but {}; a is {}", reason, args.a.to_string());
-    context.note_used("gemm", "onednn");
-    gemm_onednn(context, p);
-    return;
-  }
-  FRIT_CHECK(forced.empty() || forced == "packed", "[gemm] no implementation is called {}, expected packed or onednn",
-             forced);
-  context.note_used("gemm", "packed");
-  gemm_packed(context, p);
+  if (args.bias_gradient.defined() && !summed) column_sum(context, args.a, args.accumulate, args.bias_gradient);
 }
 
 }  // namespace frit

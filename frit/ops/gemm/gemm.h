@@ -7,23 +7,30 @@
 namespace frit {
 
 // Math: c = op(a) * op(b) [+ bias] [+ c], op(t) = t or its transpose; sums in fp32.
-// Shapes: op(a) [m, k], op(b) [k, n], c [m, n]; or all with one more, leading dimension: that many products.
-// Two-dimensional operands may have any row stride. bias [n]. dtypes: a, b the same, f32 or bf16, on a GPU also f16; c
-// the same or f32; bias f32 or a's dtype, on a GPU c's dtype. On the CPU a row of c depends on that row of op(a) alone
-// and comes out with the same bits whatever m is and wherever the row lies, as long as op(a) is not transposed: that is
-// what makes a sentence's translation independent of its batch. The bits do not depend on the number of threads either.
-// On a GPU neither holds for another m: the library's algorithm, and with it the order of additions, is chosen by the
-// whole shape. There the same shape, strides and alignment of addresses, with the same choices (Gpu::tune_products) and
-// library, give the same bits. k == 0 gives bias (+ c); on a GPU it takes no bias. Allocates nothing but scratch from
-// the context; on a GPU nothing at all. Cost: on a GPU one product of the library (Gpu::product), which counts as no
-// launch; while planning the product is noted for Gpu::tune_products. Errors: std::invalid_argument if shapes or dtypes
-// do not fit. Implementations on the CPU: "packed" (ours, the default) and, if forced, "onednn" (f32 only; promises
-// nothing about bits and allocates; not in every build). On a GPU: "library". See Context::force.
+// Shapes: op(a) [m, k], op(b) [k, n], c [m, n]; or all with one more, leading dimension: that many products. bias [n].
+// Two-dimensional operands may have any row stride.
+// dtypes: a and b the same, f32 or bf16, on a GPU also f16; c the same or f32; bias f32 or a's, on a GPU c's.
+// k == 0 gives bias (+ c). On a GPU there is no bias then, and else one begins at a multiple of 16 bytes.
+// bias_gradient[i] (+)= sum over k of op(a)[i][k], in fp32: if op(a) is dy^T, what the bias' gradient is. [m], f32 or
+// a's dtype; for a transposed a of two dimensions.
+//
+// On the CPU a row of c depends on that row of op(a) alone and comes out with the same bits whatever m is and wherever
+// the row lies, as long as op(a) is not transposed: that is what makes a sentence's translation independent of its
+// batch. The bits do not depend on the number of threads either. On a GPU a row's bits do depend on m: the library
+// chooses its algorithm, and with it the order of additions, by the whole shape. There the same shape, strides and
+// alignment of addresses give the same bits, with the same library and choices (Gpu::tune_products).
+// Cost: on a GPU one product of the library, which counts as no launch. Takes nothing but scratch from the context, on
+// a GPU nothing at all. bias_gradient costs a column_sum, unless it is of c's type, does not accumulate, and the GPU's
+// library offers to sum it along. While planning the product is noted for Gpu::tune_products.
+// Errors: std::invalid_argument if shapes or dtypes do not fit.
+// Implementations (Context::force): on the CPU "packed" (ours, the default) and, if forced, "onednn" (f32 only; no
+// promise about bits, and it allocates; not in every build); on a GPU "library".
 struct GemmArgs {
   Tensor a, b, c;
   bool transpose_a = false, transpose_b = false;
   bool accumulate = false;
   Tensor bias;
+  Tensor bias_gradient = {};
 };
 void gemm(Context& context, const GemmArgs& args);
 // Names of the implementations on the CPU that this build has.
@@ -39,11 +46,17 @@ inline void linear_backward_input(Context& context, const Tensor& dy, const Tens
   gemm(context,
        {.a = dy, .b = w, .c = dx, .transpose_a = false, .transpose_b = false, .accumulate = accumulate, .bias = {}});
 }
-// dw (+)= dy^T * x.
+// dw (+)= dy^T * x; dbias (+)= column sums of dy, if it is given.
 inline void linear_backward_weight(Context& context, const Tensor& dy, const Tensor& x, bool accumulate,
-                                   const Tensor& dw) {
-  gemm(context,
-       {.a = dy, .b = x, .c = dw, .transpose_a = true, .transpose_b = false, .accumulate = accumulate, .bias = {}});
+                                   const Tensor& dw, const Tensor& dbias = {}) {
+  gemm(context, {.a = dy,
+                 .b = x,
+                 .c = dw,
+                 .transpose_a = true,
+                 .transpose_b = false,
+                 .accumulate = accumulate,
+                 .bias = {},
+                 .bias_gradient = dbias});
 }
 
 // A weight laid out once for many products with few rows (decoding), on the CPU: y = x * w^T + bias.

@@ -217,6 +217,13 @@ TEST(Gemm, RefusesWhatDoesNotFit) {
   EXPECT_EQ(with([&](GemmArgs& g) { g.bias = matrix(v, 1, 4); }), "[gemm] bias is f32[1, 4], expected [4]");
   EXPECT_EQ(with([&](GemmArgs& g) { g.a = Tensor(v.data(), DType::kF32, {6}); }),
             "[gemm] a is f32[6], expected two or three dimensions");
+  EXPECT_EQ(with([&](GemmArgs& g) { g.bias_gradient = Tensor(v.data(), DType::kF32, {2}); }),
+            "[gemm] a bias' gradient of f32[2, 3], expected a transposed a of two dimensions");
+  EXPECT_EQ(with([&](GemmArgs& g) {
+              g.a = matrix(v, 3, 2), g.transpose_a = true;
+              g.bias_gradient = Tensor(v.data(), DType::kF32, {3});
+            }),
+            "[gemm] bias_gradient is f32[3], expected [2]");
   std::vector<float16> f16(64);
   EXPECT_EQ(with([&](GemmArgs& g) { g.a = matrix(f16, 2, 3); }),
             "[gemm] a is f16[2, 3], expected f32 or bf16 (f16 needs a GPU)");
@@ -340,6 +347,9 @@ TEST(GemmGpu, RefusesWhatTheLibraryCannotDo) {
   args = fits;
   args.a = shaped(h, {2, 0}), args.b = shaped(h, {0, 4}), args.bias = shaped(h, {4});
   EXPECT_EQ(message_of(context, args), "[gemm] op(a) of bf16[2, 0] has no depth: on a GPU there is no bias then");
+  args = fits;
+  args.bias = shaped(h, {5}).rows(1, 5);
+  EXPECT_NE(message_of(context, args).find("expected a multiple of 16 bytes on a GPU"), std::string::npos);
   context.force("gemm", "packed");
   EXPECT_EQ(message_of(context, fits), "[gemm] no implementation on a GPU is called packed, expected library");
   EXPECT_THROW(PackedWeight(context, shaped(v, {4, 4})), std::invalid_argument);

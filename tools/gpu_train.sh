@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# Times training steps on a machine with an NVIDIA GPU: Frit's and PyTorch's on the same models and batches, in one run; writes one
+# JSON file and prints tables.
+# usage: tools/gpu_train.sh [--programs FOLDER] [--results FOLDER] [--out FILE] [--stages LIST] [--only ours|torch] [--quick]
+#                           [--precision NAME] [--limit STAGE=SECONDS]... [--flags "FLAGS OF frit bench step"]
+#   --programs   use programs built elsewhere instead of building here (docs/building.md)
+#   --results    where parts and logs go (build/gpu_train). Calls with the same folder on one machine add to one run
+#   --out        the JSON (bench/results/gpu-train.json)
+#   --stages     of fixed,real,memory,sweep (all): fixed is mt-base and mt-big with 128 and 512 sentences of 32 tokens; sweep is
+#                mt-base with 512 to 32,768 tokens a batch; real is batches of real lengths; memory is 500 of those.
+#                A stage runs Frit's rows, then PyTorch's. `ours` stands for all four with --only ours
+#   --limit      seconds PyTorch may take in a stage (fixed 400, real 300, memory 200, sweep 200); a row of it at most 200
+#   --precision  training.precision of Frit's rows (bf16-stochastic)
+#   --quick      few steps and the smallest cases: to see that everything runs
+# Needs: a GPU and its driver; python3 with torch for PyTorch's rows (left out, and said so, without it). Everything is written after
+# each row, so that an interrupted run loses only the row in hand. Ends with 1 if a row of Frit fails or none of a stage of PyTorch runs.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+programs= results=build/gpu_train out=bench/results/gpu-train.json stages=fixed,real,memory,sweep only= quick= precision=bf16-stochastic flags=
+declare -A limit=([fixed]=400 [real]=300 [memory]=200 [sweep]=200)
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --programs) programs=$2; shift ;;
+    --results) results=$2; shift ;;
+    --out) out=$2; shift ;;
+    --stages) stages=$2; shift ;;
+    --only) only=$2; shift ;;
+    --precision) precision=$2; shift ;;
+    --flags) flags=$2; shift ;;
+    --limit)
+      [[ -v limit[${2%%=*}] && ${2#*=} =~ ^[0-9]+$ ]] || { echo "gpu_train: --limit $2 is not STAGE=SECONDS" >&2; exit 2; }
+      limit[${2%%=*}]=${2#*=}
+      shift ;;
+    --quick) quick=yes ;;
+    *) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  esac
+  shift
+done
+if [ "$stages" = ours ]; then stages=fixed,real,memory,sweep only=ours; fi
+for stage in ${stages//,/ }; do
+  [[ -v limit[$stage] ]] || { echo "gpu_train: no stage is called $stage" >&2; exit 2; }
+done
+case "$only" in '' | ours | torch) ;; *) echo "gpu_train: --only ours or torch, not $only" >&2; exit 2 ;; esac
+device=${FRIT_TRAIN_DEVICE:-cuda}  # cpu: tests this script where there is no GPU
+if [ "$device" = cuda ] && ! nvidia-smi >/dev/null 2>&1; then
+  echo "gpu_train: nvidia-smi finds no NVIDIA GPU here" >&2
+  exit 1
+fi
+if [ -z "$programs" ] && [ "$only" != torch ]; then
+  tools/install_deps.sh && tools/install_deps.sh --cuda && cmake --preset cuda && cmake --build --preset cuda --target gpu_programs || exit 1
+  programs=build/cuda
+fi
+frit=$programs/frit
+if [ "$only" != torch ] && [ ! -x "$frit" ]; then
+  echo "gpu_train: $frit is not there" >&2
+  exit 1
+fi
+torch=yes
+if [ "$only" = ours ]; then
+  torch=
+elif ! python3 -c "import torch, sys; sys.exit('$device' == 'cuda' and not torch.cuda.is_available())" 2>/dev/null; then
+  echo "python3 has no torch that sees the GPU: PyTorch left out"
+  torch=
+fi
+mkdir -p "$results/logs" "$results/lengths"
+python3 tools/gpu_train_report.py machine --results "$results" --frit "$frit"
+cat "$results/machine.json"
+# All sizes in one place; --quick shrinks them.
+steps=40 warm=10 real_steps=80 real_warm=50 memory_steps=500 models="mt-base mt-big" fixed="128 512" budgets="4096 16384" sweep="16 32 64 256 1024"
+torch_flags=()
+if [ -n "$quick" ]; then
+  steps=5 warm=3 real_steps=8 real_warm=6 memory_steps=20 models=mt-base fixed=128 budgets=4096 sweep="16 32"
+  torch_flags=(--steps 5 --warm 3 --repeats 1)
+fi
+if [ "$device" = cpu ]; then
+  models=mt-tiny fixed=2 budgets=64 sweep=1 torch_flags+=(--device cpu)
+fi
+status=0
+# GROUP CASE LENGTHS STEPS WARM: one row of Frit.
+ours() {
+  local group=$1 case=$2 lengths=$3 log=$results/logs/ours_$1_$2.log begin=$SECONDS
+  local size=${case#mt-} p=0.1 command
+  size=${size%%-*}
+  [ "$size" != big ] || p=0.3
+  command=("$frit" bench step --model.preset "transformer-$size" --data.vocabulary "$([ "$size" = tiny ] && echo 101 || echo 32768)" --model.dropout "$p"
+    --model.attention_dropout "$p" --model.activation_dropout "$p" --training.precision "$precision" --run.device "$device" --lengths "$lengths" --steps "$4" --warm "$5" $flags)
+  timeout 120 "${command[@]}" >"$log" 2>&1
+  local code=$?
+  python3 tools/gpu_train_report.py add --results "$results" --group "$group" --case "$case" --log "$log" --code "$code" --lengths "$lengths" --warm "$5" \
+    --command "${command[*]}" || status=1
+  echo "   ($((SECONDS - begin)) s)"
+}
+# STAGE SCRIPT ARGUMENTS...: PyTorch's rows, into torch_STAGE.json.
+theirs() {
+  local stage=$1 begin=$SECONDS
+  shift
+  [ -n "$torch" ] || return 0
+  python3 "$@" --out "$results/torch_$stage.json" 2>"$results/logs/torch_$stage.log" || { status=1; tail -n 5 "$results/logs/torch_$stage.log"; }
+  echo "   ($((SECONDS - begin)) s)"
+}
+lengths() {  # FILE ARGUMENTS OF make_batches.py...
+  [ -s "$results/lengths/$1.json" ] || python3 bench/peers/make_batches.py "$results/lengths/$1.json" "${@:2}" >/dev/null || exit 1
+}
+fixed_stage() {  # GROUP MODELS SENTENCES VARIANTS
+  local model n cases=()
+  for model in $2; do
+    for n in $3; do
+      cases+=("$model-${n}x32")
+      lengths "${n}x32" --fixed "${n}x32" --batches 4
+      [ "$only" = torch ] || ours "$1" "$model-${n}x32" "$results/lengths/${n}x32.json" "$steps" "$warm"
+    done
+  done
+  theirs "$1" bench/peers/torch_train.py "${cases[@]}" --variants "$4" --seconds "${limit[$1]}" --row-seconds 200 "${torch_flags[@]}"
+}
+real_stage() {  # GROUP STEPS WARM, then flags of torch_train_real.py
+  local group=$1 count=$2 begin=$3 model budget files=()
+  for budget in $budgets; do
+    mkdir -p "$results/lengths/$group"
+    lengths "$group/real-$budget" --budget "$budget" --batches $((count + begin))
+    files+=("$results/lengths/$group/real-$budget.json")
+    [ "$only" = torch ] || for model in $models; do ours "$group" "$model-real-$budget" "${files[-1]}" "$count" "$begin"; done
+  done
+  theirs "$group" bench/peers/torch_train_real.py "${files[@]}" --models "${models// /,}" --steps "$count" --warm "$begin" --seconds "${limit[$group]}" --row-seconds 200 \
+    $([ "$device" = cuda ] || echo --device cpu) "${@:4}"
+}
+for stage in ${stages//,/ }; do
+  echo "== $stage"
+  case "$stage" in
+    fixed) fixed_stage fixed "$models" "$fixed" "$([ "$device" = cuda ] && echo sdpa,eager,compile,compile-bf16,graphs || echo sdpa,eager)" ;;
+    sweep) fixed_stage sweep "${models%% *}" "$sweep" "$([ "$device" = cuda ] && echo sdpa,compile || echo sdpa)" ;;
+    real) real_stage real "$real_steps" "$real_warm" --variants "$([ "$device" = cuda ] && echo sdpa,cudnn,compile || echo sdpa)" ;;
+    memory) real_stage memory "$memory_steps" 0 --memory --variants "$([ "$device" = cuda ] && echo sdpa,sdpa-expandable || echo sdpa)" ;;
+  esac
+done
+echo "== tables"
+python3 tools/gpu_train_report.py join --results "$results" --out "$out" || status=1
+exit $status
