@@ -361,11 +361,15 @@ void Trainer::Impl::tune() {
 // Plans every key of the first epoch and of validation, and reserves the arena.
 void Trainer::Impl::plan() {
   const Clock::time_point begin = Clock::now();
+  const auto plan_step = [&](const BatchSize& size) {
+    step->plan(TrainingStep::Kind::kTrain, size);
+    if (config.training.accumulate > 1) step->plan(TrainingStep::Kind::kAccumulate, size);
+  };
   // Sampling changes lengths from epoch to epoch, and takes as long as reading an epoch: the largest key will do.
   if (config.data.subword_alpha == 0)
-    for (const BatchSize& size : batcher->sizes(0)) step->plan(TrainingStep::Kind::kTrain, size);
+    for (const BatchSize& size : batcher->sizes(0)) plan_step(size);
   else
-    step->plan(TrainingStep::Kind::kTrain, full_batch(config));
+    plan_step(full_batch(config));
   if (has_valid()) validation->plan(*step);
   if (!step->planned()) {
     say(fmt::format("Memory: {} parameters, gradients and optimizer; temporaries from the heap (run.attention {})",
