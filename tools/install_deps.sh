@@ -2,8 +2,8 @@
 # Installs what Frit needs to build and test, from Debian's packages. Does nothing when all of it is there.
 # usage: tools/install_deps.sh            as root, or with sudo
 #        tools/install_deps.sh --list     prints the missing packages and changes nothing
-#        tools/install_deps.sh --cuda     all that, and CUDA's compiler, run time, cuBLAS and cuDNN: if there is no CUDA 13 yet,
-#                                         fetches them from PyPI (984 MB) into FRIT_CUDA_DIR, by default ~/.cache/frit/cuda-13.0;
+#        tools/install_deps.sh --cuda     all that, and CUDA's compiler, run time, cuBLAS, cuDNN and CUPTI: if there is no CUDA 13 yet,
+#                                         fetches them from PyPI (995 MB) into FRIT_CUDA_DIR, by default ~/.cache/frit/cuda-13.0;
 #                                         and cuDNN's frontend headers (12 MB) beside that folder
 #        tools/install_deps.sh --nvcc     prints the path of the nvcc that the build uses (nothing if there is none)
 #        tools/install_deps.sh --cudnn-frontend    prints the folder of cuDNN's frontend headers (nothing if there is none)
@@ -95,7 +95,7 @@ install_frontend() {
 install_cuda() {
   local target
   [ "$(uname -m)" = x86_64 ] || stop "tools/cuda_packages.txt holds x86-64 packages; on $(uname -m) install CUDA 13 yourself and set CUDA_HOME"
-  echo "fetching CUDA 13.0's compiler, cuBLAS and cuDNN (984 MB; 1.6 GB on disk) into $cuda"
+  echo "fetching CUDA 13.0's compiler, cuBLAS, cuDNN and CUPTI (995 MB; 1.6 GB on disk) into $cuda"
   mkdir -p "$(dirname "$cuda")"
   target=$(mktemp -d "$cuda.XXXXXX")
   trap 'rm -rf "$target"' EXIT
