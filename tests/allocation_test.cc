@@ -105,7 +105,7 @@ void expect_no_allocation(const std::string& precision, int64_t accumulate, cons
   model.initialise(1);
   TrainingStep step(model, pool, step_settings(config, model.workspace()));
   for (const BatchSize& size : batcher.sizes(0))
-    step.plan(TrainingStep::Kind::kTrain, size);
+    for (const auto kind : {TrainingStep::Kind::kTrain, TrainingStep::Kind::kAccumulate}) step.plan(kind, size);
   step.reserve();
   const int64_t plans = step.plans();
   const int64_t batches = batcher.batches(0);

@@ -111,10 +111,12 @@ TEST_F(GpuStep, HasTheLossesAndWeightsOfTheCpu) {
     EXPECT_EQ(got[i].updates, static_cast<int64_t>(i) + 1);
     EXPECT_TRUE(got[i].finite);
   }
-  const auto a = cpu.parameters(), b = gpu.parameters();
-  double most = 0;
-  for (size_t i = 0; i < a.size(); ++i) most = std::max(most, static_cast<double>(std::abs(a[i] - b[i])));
-  EXPECT_LT(most, 2e-3);
+  // Where a gradient is zero but for rounding (biases of keys), Adam takes a full step either way: no element is
+  // compared alone.
+  const auto start = Rig(c, nullptr).parameters(), a = cpu.parameters(), b = gpu.parameters();
+  double apart = 0, moved = 0;
+  for (size_t i = 0; i < a.size(); ++i) apart += std::pow(a[i] - b[i], 2), moved += std::pow(a[i] - start[i], 2);
+  EXPECT_LT(std::sqrt(apart / moved), 0.02);
 }
 
 // Widths that our own kernel does not take, and sentences too long for it among others: each batch gets a plan in which

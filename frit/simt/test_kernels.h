@@ -68,13 +68,13 @@ struct SimTest {
     struct Call {
       void (*kernel)(P...);
       std::tuple<P...> arguments;
-    } call{kernel, {static_cast<P>(arguments)...}};
+    };
     gpu.launch(name, grid.blocks, grid.threads, grid.shared_bytes,
                {[](const void* p) {
                   const Call& c = *static_cast<const Call*>(p);
                   std::apply(c.kernel, c.arguments);
                 },
-                &call});
+                std::make_shared<const Call>(Call{kernel, {static_cast<P>(arguments)...}})});
   }
 };
 

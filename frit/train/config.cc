@@ -243,6 +243,12 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        "Forces an implementation of matrix products; empty: chosen. onednn takes fp32 alone.",
        {"", "packed", "onednn"}},
       {"run.graphs", &r.graphs, "On a GPU: record the steps of each batch size as a graph, and replay it.", {}},
+      {"run.dump_steps",
+       &r.dump_steps,
+       "Write the batches and learning rates of this many first updates to batches.jsonl, and the weights before them "
+       "to "
+       "start.safetensors, so that another program can train the same.",
+       {}},
       {"run.tensorboard", &r.tensorboard, "Write TensorBoard event files beside metrics.jsonl.", {}},
   };
 }
@@ -508,6 +514,8 @@ void validate_config(const TrainConfig& config) {
       "validation.beam", config.validation.beam, fmt::format("at most data.vocabulary {}", d.vocabulary));
   need(std::isfinite(config.validation.length_penalty), "validation.length_penalty", config.validation.length_penalty,
        "a number");
+  need(config.run.dump_steps >= 0 && config.run.dump_steps <= kMostCount, "run.dump_steps", config.run.dump_steps,
+       fmt::format("0 to {}", kMostCount));
   need(config.run.device != "cpu" || !t.precision.starts_with("fp16"), "training.precision", t.precision,
        "another with run.device cpu");
   need(t.loss_scale > 0 && t.loss_scale <= 16777216, "training.loss_scale", t.loss_scale, "above 0, at most 2^24");

@@ -70,6 +70,7 @@ struct TrainConfig {
     int64_t threads = 0;
     std::string device = "cpu", attention, gemm;
     bool graphs = true;
+    int64_t dump_steps = 0;
     bool tensorboard = true;
   } run;
 };

@@ -82,7 +82,8 @@ bool may_change(std::string_view key, bool schedule_ends) {
   if (key == "training.stop_after") return !schedule_ends;
   if (key.starts_with("run.")) return key != "run.attention" && key != "run.gemm" && key != "run.device";
   if (key.starts_with("validation.")) return true;
-  constexpr std::string_view kFree[] = {"training.stop_after_seconds",
+  constexpr std::string_view kFree[] = {"training.count_swallowed",
+                                        "training.stop_after_seconds",
                                         "training.log_every",
                                         "training.valid_every",
                                         "training.save_every",

@@ -46,6 +46,12 @@ void wait_for(GpuEvent& event) {
   while (!event.done()) std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
+constexpr std::string_view kOperators[] = {
+#define FRIT_OP(op, gradient, gpu) #op,
+#include "frit/ops/OPS.def"
+#undef FRIT_OP
+};
+
 constexpr int64_t kRates = 2 * TrainingStep::kAhead;
 
 }  // namespace
@@ -237,8 +243,8 @@ std::vector<Lifetime> TrainingStep::record(Kind kind, const BatchSize& size) {
   batch.max_target = extent.sequences > 0 ? extent.longest_target : std::max<int64_t>(size.longest_target, 1);
   memory_.begin_recording();
   try {
-    if (kind == Kind::kTrain) {
-      model_.train_step(context_, batch, scale_, totals_, step_options(false));
+    if (kind != Kind::kEvaluate) {
+      model_.train_step(context_, batch, scale_, totals_, step_options(kind == Kind::kAccumulate));
     } else {
       CriterionOptions criterion = settings_.criterion;
       criterion.smoothing = 0;
@@ -382,7 +388,7 @@ void TrainingStep::begin(int64_t attempt, int64_t step_tokens, std::span<const d
 void TrainingStep::forward_backward(const Batch& batch, int64_t stream) {
   const GpuRange range(gpu_, "forward and backward");
   context_.set_random(settings_.seed, static_cast<uint32_t>(attempt_), static_cast<uint32_t>(stream));
-  const Plan* plan = ready(Kind::kTrain, batch);
+  const Plan* plan = ready(stream > 0 ? Kind::kAccumulate : Kind::kTrain, batch);
   const BatchView view = place(batch);
   Slot& slot = *slots_[static_cast<size_t>(attempts_done_) % slots_.size()];
   StepOptions options = step_options(stream > 0);
@@ -501,13 +507,20 @@ std::map<std::string, double> TrainingStep::time_parts(const Batch& batch, int r
     std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
     return times[times.size() / 2];
   };
+  // Kernels of one operator belong together: one reads what another wrote.
+  const auto part_of = [](std::string_view name) {
+    for (const std::string_view op : kOperators)
+      if (name.starts_with(op)) return op;
+    return name;
+  };
   std::set<std::string, std::less<>> names;
   std::map<std::string, double> parts;
   parts["all"] = time([&](std::string_view name) {
-    if (names.find(name) == names.end()) names.emplace(name);
+    if (names.find(part_of(name)) == names.end()) names.emplace(part_of(name));
     return true;
   });
-  for (const std::string& name : names) parts[name] = time([&](std::string_view n) { return n == name; });
+  for (const std::string& part : names)
+    parts[part] = time([&](std::string_view name) { return part_of(name) == part; });
   return parts;
 }
 

@@ -62,7 +62,8 @@ struct StepResult {
 //   begin(); forward_backward() for each micro-batch; update(); and result() some time later.
 class TrainingStep {
  public:
-  enum class Kind : uint8_t { kTrain, kEvaluate };
+  // kAccumulate: the second and later micro-batches of an update.
+  enum class Kind : uint8_t { kTrain, kAccumulate, kEvaluate };
   // Updates that may be on the way at one time. Learning rates are given for one more.
   static constexpr int kAhead = 8;
 

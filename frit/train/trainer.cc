@@ -1,5 +1,7 @@
 #include "frit/train/trainer.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -145,6 +147,7 @@ struct Trainer::Impl {
     BatchPosition position;
   };
   std::deque<OnTheWay> on_the_way;
+  std::ofstream batches_file;  // with run.dump_steps
 
   Impl(TrainConfig c, TrainerOutput o, TrainerHooks h)
       : config(std::move(c)),
@@ -214,6 +217,7 @@ struct Trainer::Impl {
   void finish_updates(bool all);
   void finish_update(const OnTheWay& u, const StepResult& r);
   void show();
+  void dump(const Batch& batch, int64_t update, double rate);
   void log_metrics();
   void log_swallowed();
   bool validate();
@@ -357,12 +361,15 @@ void Trainer::Impl::tune() {
 // Plans every key of the first epoch and of validation, and reserves the arena.
 void Trainer::Impl::plan() {
   const Clock::time_point begin = Clock::now();
+  const auto plan_step = [&](const BatchSize& size) {
+    step->plan(TrainingStep::Kind::kTrain, size);
+    if (config.training.accumulate > 1) step->plan(TrainingStep::Kind::kAccumulate, size);
+  };
   // Sampling changes lengths from epoch to epoch, and takes as long as reading an epoch: the largest key will do.
   if (config.data.subword_alpha == 0)
-    for (const BatchSize& size : batcher->sizes(0))
-      step->plan(TrainingStep::Kind::kTrain, size);
+    for (const BatchSize& size : batcher->sizes(0)) plan_step(size);
   else
-    step->plan(TrainingStep::Kind::kTrain, full_batch(config));
+    plan_step(full_batch(config));
   if (has_valid()) validation->plan(*step);
   if (!step->planned()) {
     say(fmt::format("Memory: {} parameters, gradients and optimizer; temporaries from the heap (run.attention {})",
@@ -421,12 +428,28 @@ bool Trainer::Impl::start_update(Prefetcher& prefetcher) {
   step->begin(u.attempt, u.target_tokens, rates, state.updates + 1);
   for (int64_t i = 0; i < count; ++i) {
     if (i > 0 && stop_requested()) return false;
-    step->forward_backward(count == 1 ? *batch : micro[static_cast<size_t>(i)], i);
+    const Batch& now = count == 1 ? *batch : micro[static_cast<size_t>(i)];
+    if (u.attempt < config.run.dump_steps) dump(now, u.attempt + 1, rates[on_the_way.size()]);
+    step->forward_backward(now, i);
   }
   if (hooks.before_update) hooks.before_update(u.attempt, model->workspace());
   step->update();
   on_the_way.push_back(u);
   return true;
+}
+
+// One line of batches.jsonl.
+void Trainer::Impl::dump(const Batch& batch, int64_t update, double rate) {
+  if (!batches_file.is_open()) batches_file.open(run / "batches.jsonl", std::ios::app);
+  batches_file << fmt::format("{{\"step\": {}, \"lr\": {}", update, rate);
+  for (const auto& [name, values] : {std::pair{"source_ids", &batch.source_ids},
+                                     {"source_offsets", &batch.source_offsets},
+                                     {"target_ids", &batch.target_ids},
+                                     {"labels", &batch.labels},
+                                     {"target_offsets", &batch.target_offsets}})
+    batches_file << fmt::format(", \"{}\": [{}]", name, fmt::join(*values, ", "));
+  batches_file << "}" << std::endl;
+  if (!batches_file) fail("[train] cannot write {}", (run / "batches.jsonl").string());
 }
 
 // Takes in what updates did: those that are done, or all, waiting for them. Leaves room for another one.
@@ -707,6 +730,10 @@ TrainResult Trainer::Impl::train() {
       model->load_weights(config.model.init_from);
     metrics.emplace(MetricsWriter::resume(run / "metrics.jsonl", -1));
     state.loss_scale = step->numbers().loss_scale;
+    if (config.run.dump_steps > 0) {
+      fs::remove(run / "batches.jsonl");
+      model->save_weights((run / "start.safetensors").string());
+    }
   }
   write_file_atomically(run / "config.toml", dump_config(config, true));
   if (config.run.tensorboard)

@@ -63,8 +63,7 @@ void Validation::read_sentences(const TrainConfig& config, const Say& say) {
 void Validation::plan(TrainingStep& step) {
   const std::vector<BatchSize> batches = batcher_.sizes(0);
   batches_ = static_cast<int64_t>(batches.size());
-  for (const BatchSize& size : batches)
-    step.plan(TrainingStep::Kind::kEvaluate, size);
+  for (const BatchSize& size : batches) step.plan(TrainingStep::Kind::kEvaluate, size);
 }
 
 // The weights that the model computes with now, which need not be those of its master, widened into host_.

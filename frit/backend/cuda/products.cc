@@ -10,6 +10,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <tuple>
 #include <type_traits>
 #include <unordered_map>
 #include <unordered_set>
@@ -335,6 +336,12 @@ void check_types(const GpuProduct& p) {
          p.n, p.k, name_of(p.dtype), name_of(p.c_dtype), name_of(p.c_dtype));
   if (p.bias_gradient && (p.bias || p.accumulate || p.k == 0))
     fail("[product] {}x{}x{} with a bias' gradient, but also a bias, an old c or no depth", p.m, p.n, p.k);
+  // With larger steps cuBLASLt 13.1 gives wrong numbers.
+  for (const auto& [name, stride, dtype] :
+       {std::tuple{"a", p.a_stride, p.dtype}, {"b", p.b_stride, p.dtype}, {"c", p.c_stride, p.c_dtype}})
+    if (stride * size_of(dtype) > std::numeric_limits<int32_t>::max())
+      fail("[product] rows of {} lie {} elements apart in {}x{}x{} of {}: cuBLASLt takes less than 2^31 bytes", name,
+           stride, p.m, p.n, p.k, name_of(dtype));
   if (p.bias && p.k == 0) fail("[product] {}x{}x0 with a bias: there is nothing for the library to do", p.m, p.n);
 }
 

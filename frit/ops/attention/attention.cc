@@ -141,6 +141,14 @@ const Implementation& choose(Context& context, const AttentionArgs& args) {
 
 }  // namespace
 
+std::vector<AttentionCandidate> attention_candidates(const Context& context, const AttentionArgs& args) {
+  std::vector<AttentionCandidate> candidates;
+  for (const Implementation& implementation : kImplementations)
+    if (context.on_gpu() ? implementation.gpu : implementation.cpu)
+      candidates.push_back({implementation.name, implementation.refuses(context, args).text});
+  return candidates;
+}
+
 int64_t attention_longest(int64_t given, const Tensor& t) {
   return given > 0 ? std::min(given, t.dim(0)) : t.dim(0);
 }

@@ -1,5 +1,8 @@
 // Scaled dot-product attention over packed sequences.
 #pragma once
+#include <string>
+#include <vector>
+
 #include "frit/backend/context.h"
 
 namespace frit {
@@ -54,6 +57,14 @@ constexpr bool attention_short_takes(int64_t width) {
 // Errors: std::invalid_argument if shapes or dtypes do not fit, if offsets do not rise (CPU), if the forced
 // implementation refuses, or if all do; the message has their reasons.
 void attention_forward(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse);
+
+// The implementations of this device in the order in which they are asked, and why each refuses such a call ("": it
+// takes it). The first that takes it is what runs when none is forced.
+struct AttentionCandidate {
+  const char* name;
+  std::string refusal;
+};
+std::vector<AttentionCandidate> attention_candidates(const Context& context, const AttentionArgs& args);
 
 // Gradients of q, k and v. Scores are computed again from q, k and lse.
 // Shapes: out, dout [q_tokens, N, D]; dq as q; dk, dv as k (any row stride). The same bits for any number of threads.

@@ -202,6 +202,22 @@ TEST(AttentionGpu, WhatShortRefusesGoesToTheNextWithOneNoticeAReason) {
   EXPECT_NE(on.notices[1].find("materialised runs, since short: head width 7"), std::string::npos) << on.notices[1];
 }
 
+TEST(AttentionGpu, CandidatesInTheirOrderWithWhatTheyRefuse) {
+  OnGpu on;
+  AttentionArgs args;
+  args.q = args.k = args.v = Tensor(nullptr, DType::kF32, {1000, 2, 64}, on.gpu->device());
+  args.q_offsets = args.k_offsets = Tensor(nullptr, DType::kI32, {4}, on.gpu->device());
+  args.max_q = args.max_k = 400;
+  const std::vector<AttentionCandidate> found = attention_candidates(on.context, args);
+  ASSERT_EQ(found.size(), 3u);
+  EXPECT_STREQ(found[0].name, "short");
+  EXPECT_EQ(found[0].refusal, "short: 400 queries, at most 256");
+  EXPECT_STREQ(found[1].name, "cudnn");
+  EXPECT_EQ(found[1].refusal, "cudnn: f32, expected bf16 or f16");
+  EXPECT_STREQ(found[2].name, "materialised");
+  EXPECT_EQ(found[2].refusal, "");
+}
+
 // Pairs of sequence and head go chunk by chunk; where the cuts lie makes no difference.
 TEST(AttentionGpu, MaterialisedInChunks) {
   OnGpu on;

@@ -165,7 +165,8 @@ OpCase make(Problem problem) {
                          .k = t.at("k"),
                          .v = t.at("v"),
                          .q_offsets = t.at("q_offsets"),
-                         .k_offsets = t.at("k_offsets"),
+                         // cuDNN is causal in self-attention alone, which it knows by the offsets.
+                         .k_offsets = t.at(cudnn && problem.causal ? "q_offsets" : "k_offsets"),
                          .causal = problem.causal,
                          .scale = scale,
                          .dropout = dropout,
