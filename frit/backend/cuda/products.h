@@ -6,9 +6,9 @@
 
 namespace frit::cuda {
 
-// What Gpu promises of products (frit/backend/gpu.h), on NVIDIA's GPUs. Sums are in fp32 whatever is multiplied (no
-// TF32, no partial sums in 16 bits), and no algorithm that adds in an order of chance is taken. The library and its
-// workspace are opened by the first product.
+// What Gpu promises of products (frit/backend/gpu.h), on NVIDIA's GPUs. Sums over k are in fp32 whatever is multiplied
+// (no TF32, no partial sums in 16 bits), though cuBLASLt may round them to c's type before it adds bias and c. No
+// algorithm that adds in an order of chance is taken. The library and its workspace are opened by the first product.
 // Cost: a product of a known shape is one look-up and one call of the library; a new shape asks the library once.
 class Products {
  public:
@@ -16,8 +16,8 @@ class Products {
   ~Products();
 
   // A product without rows, columns or matrices is nothing; one without depth (k == 0) leaves c as it is or clears it.
-  // Errors: frit::Error if the bias is not of c's type or not aligned to 16 bytes, if k == 0 and there is a bias, or if
-  // the library refuses; the message names shape and types.
+  // Errors: frit::Error if the bias is not of c's type or not aligned to 16 bytes, if rows lie 2^31 bytes apart or
+  // more, if k == 0 and there is a bias, or if the library refuses; the message names shape and types.
   void run(const GpuProduct& product);
   // Never where it accumulates, has a bias or lacks rows, columns or depth; else as the library says.
   bool sums_bias_gradient(const GpuProduct& product);

@@ -44,7 +44,7 @@ OpCase make(int64_t tokens, int64_t width, int64_t layers, DType dtype, std::vec
   // With gradients of two types no library sums the bias' along: these cases say what it costs ourselves. (What 16 bits
   // accumulate is rounded once more than the harness thinks.)
   const bool two_types = is_16bit_float(dtype) && width == 8;
-  if (two_types) c.gradient_dtype.erase("bias"), c.accumulates = {"weight"};
+  if (two_types) c.gradient_dtype.erase("bias"), c.accumulates.clear();
   c.backward = [frozen, layers](Context& context, const Tensors& t, bool accumulate) {
     // The slices of frozen layers are not touched: what "no gradient" means to the harness is written here.
     const int64_t step = layers ? t.at("dweight").dim(0) / layers : 0;

@@ -139,8 +139,8 @@ OpCase make_linear(int64_t m, int64_t n, int64_t k, DType dtype, const std::stri
   const DType sums = joined ? dtype : DType::kF32;
   if (is_16bit_float(dtype)) c.gradient_dtype = {{"w", sums}, {"bias", sums}};
   if (is_16bit_float(sums)) c.accumulates.clear();
-  c.backward = [joined](Context& context, const Tensors& t, bool accumulate) {
-    linear_backward_input(context, t.at("dy"), t.at("w"), accumulate, t.at("dx"));
+  c.backward = [joined, dtype](Context& context, const Tensors& t, bool accumulate) {
+    linear_backward_input(context, t.at("dy"), t.at("w"), accumulate && dtype == DType::kF32, t.at("dx"));
     if (joined) return linear_backward_weight(context, t.at("dy"), t.at("x"), accumulate, t.at("dw"), t.at("dbias"));
     linear_backward_weight(context, t.at("dy"), t.at("x"), accumulate, t.at("dw"));
     column_sum(context, t.at("dy"), accumulate, t.at("dbias"));

@@ -18,7 +18,8 @@ namespace frit {
 // the row lies, as long as op(a) is not transposed: that is what makes a sentence's translation independent of its
 // batch. The bits do not depend on the number of threads either. On a GPU a row's bits do depend on m: the library
 // chooses its algorithm, and with it the order of additions, by the whole shape. There the same shape, strides and
-// alignment of addresses give the same bits, with the same library and choices (Gpu::tune_products).
+// alignment of addresses give the same bits, with the same library and choices (Gpu::tune_products). A sum that is
+// stored in 16 bits may be rounded to them before the bias is added, and again before c is (cuBLASLt 13.1 does both).
 // Cost: on a GPU one product of the library, which counts as no launch. Takes nothing but scratch from the context, on
 // a GPU nothing at all. bias_gradient costs a column_sum, unless it is of c's type, does not accumulate, and the GPU's
 // library offers to sum it along. While planning the product is noted for Gpu::tune_products.
