@@ -182,11 +182,13 @@ class Bench {
   // Errors of the tests' 16-bit cases, in the form of bench/peers/torch_numerics.py. The oracles run on all cores, the
   // GPU's work on this thread.
   void errors() {
+    const std::regex filter(options_.filter.empty() ? ".*" : options_.filter);
     std::vector<const OpCase*> cases;
     for (const OpTable& table : op_tables()) {
       if (!table.has_gpu) continue;
       for (const OpCase& c : table.cases) {
         if (c.where == Where::kCpu || bytes_of(c) > kMostErrorBytes) continue;
+        if (!std::regex_search(table.op + " " + c.name, filter)) continue;
         const bool sixteen =
             std::any_of(c.inputs.begin(), c.inputs.end(), [](const Operand& o) { return is_16bit_float(o.dtype); });
         const bool sparse =

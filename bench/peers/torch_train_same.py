@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Peer: trains the model of a Frit run in PyTorch on the same batches with the same learning rates, and compares the losses step by step.
 
-usage: torch_train_same.py RUN --batches BATCHES.jsonl --weights WEIGHTS.safetensors [--precision fp32|bf16] [--dropout P] [--steps N] [--device cuda|cpu]
+usage: torch_train_same.py RUN [--batches BATCHES.jsonl] [--weights WEIGHTS.safetensors] [--precision fp32|bf16] [--dropout P] [--steps N] [--device cuda|cpu]
                            [--metrics METRICS.jsonl] [--out OUT.json] [--seconds N] [--save WEIGHTS.safetensors]
-RUN is a run directory: its config.toml gives the optimizer's numbers, clipping, label smoothing and dropout, and config.json of RUN/model (or beside the
+RUN is a run directory, in which batches.jsonl and start.safetensors lie unless said otherwise: its config.toml gives the optimizer's numbers, clipping, label smoothing and dropout, and config.json of RUN/model (or beside the
 weights) the model's sizes. BATCHES.jsonl has one JSON object a line, one line a micro-batch in the order in which they were trained:
   {"step": 1, "lr": 2.5e-7, "source_ids": [..], "source_offsets": [0, ..], "target_ids": [..], "labels": [..], "target_offsets": [0, ..]}
 step counts updates from 1; lines of one step are accumulated, normalised by the target tokens of all of them, and share their lr. ids are packed as in
@@ -172,8 +172,8 @@ def compare(result, metrics):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("run", type=pathlib.Path)
-    p.add_argument("--batches", type=pathlib.Path, required=True)
-    p.add_argument("--weights", type=pathlib.Path, required=True)
+    p.add_argument("--batches", type=pathlib.Path)
+    p.add_argument("--weights", type=pathlib.Path)
     p.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     p.add_argument("--dropout", type=float, help="in place of all three of config.json's")
     p.add_argument("--steps", type=int, default=10**9)
@@ -185,6 +185,7 @@ def main():
     p.add_argument("--out")
     p.add_argument("--save", help="write the weights after the last step, under Marian's names")
     a = p.parse_args()
+    a.batches, a.weights = a.batches or a.run / "batches.jsonl", a.weights or a.run / "start.safetensors"
     toml = tomllib.loads((a.run / "config.toml").read_text())["training"]
     defaults = dict(optimizer="adam", beta1=0.9, beta2=0.98, eps=1e-9, momentum=0.9, weight_decay=0.0, clip_norm=1.0, label_smoothing=0.1)
     result = train(a, {**defaults, **{k: toml[k] for k in defaults if k in toml}}, find_config(a.run, a.weights))
