@@ -71,8 +71,7 @@ Buffer self_attention_backward(Context& context, const LayerOptions& o, const Se
                                const Sequences& sequences, bool causal, Buffer dy, SelfAttentionSaved& saved,
                                bool accumulate, const SelfAttention& dw) {
   const int64_t tokens = dy->dim(0), H = dy->dim(1);
-  SublayerBackward back(context, o, w.place, std::move(dy), accumulate, dw.out.bias);
-  linear_backward_weight(context, back.dz(), saved.heads, accumulate, dw.out.weight);
+  SublayerBackward back(context, o, w.place, std::move(dy), accumulate, saved.heads, dw.out);
   Buffer dheads = allocate(context, w.place, {tokens, H}, saved.heads->dtype(), "dheads");
   linear_backward_input(context, back.dz(), w.out.weight, false, dheads);
   back.release_dz();
@@ -82,8 +81,7 @@ Buffer self_attention_backward(Context& context, const LayerOptions& o, const Se
                      part(dqkv, 1, o.heads), part(dqkv, 2, o.heads));
   dheads.release(), saved.heads.release(), saved.lse.release(), saved.qkv.release();
   const Tensor n = norm_output(context, o, w.norm, w.place, saved.norm);
-  linear_backward_weight(context, dqkv, n, accumulate, dw.qkv.weight);
-  column_sum(context, dqkv, accumulate, dw.qkv.bias);
+  linear_backward_weight(context, dqkv, n, accumulate, dw.qkv.weight, dw.qkv.bias);
   return back.finish(std::move(dqkv), w.qkv.weight, w.norm, saved.norm, dw.norm);
 }
 
@@ -108,8 +106,7 @@ Buffer cross_attention_backward(Context& context, const LayerOptions& o, const C
                                 const CrossKeysValues& kv, Buffer dy, CrossAttentionSaved& saved, bool accumulate,
                                 const CrossAttention& dw, const Tensor& dk, const Tensor& dv) {
   const int64_t tokens = dy->dim(0), H = dy->dim(1);
-  SublayerBackward back(context, o, w.place, std::move(dy), accumulate, dw.out.bias);
-  linear_backward_weight(context, back.dz(), saved.heads, accumulate, dw.out.weight);
+  SublayerBackward back(context, o, w.place, std::move(dy), accumulate, saved.heads, dw.out);
   Buffer dheads = allocate(context, w.place, {tokens, H}, saved.heads->dtype(), "dheads");
   linear_backward_input(context, back.dz(), w.out.weight, false, dheads);
   back.release_dz();
@@ -118,8 +115,7 @@ Buffer cross_attention_backward(Context& context, const LayerOptions& o, const C
                      heads_of(dheads, o.heads), heads_of(dq, o.heads), heads_of(dk, o.heads), heads_of(dv, o.heads));
   dheads.release(), saved.heads.release(), saved.lse.release(), saved.q.release();
   const Tensor n = norm_output(context, o, w.norm, w.place, saved.norm);
-  linear_backward_weight(context, dq, n, accumulate, dw.q.weight);
-  column_sum(context, dq, accumulate, dw.q.bias);
+  linear_backward_weight(context, dq, n, accumulate, dw.q.weight, dw.q.bias);
   return back.finish(std::move(dq), w.q.weight, w.norm, saved.norm, dw.norm);
 }
 

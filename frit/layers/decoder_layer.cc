@@ -6,8 +6,7 @@ namespace frit {
 
 Buffer decoder_layer_forward(Context& context, const LayerOptions& options, const DecoderLayer& w,
                              const CrossKeysValues& kv, Buffer x, DecoderLayerSaved& saved) {
-  x = self_attention_forward(context, options, w.attention, kv.queries, /*causal=*/true, std::move(x),
-                             saved.attention);
+  x = self_attention_forward(context, options, w.attention, kv.queries, /*causal=*/true, std::move(x), saved.attention);
   if (!options.training) saved.attention = {};
   x = cross_attention_forward(context, options, w.cross, kv, std::move(x), saved.cross);
   if (!options.training) saved.cross = {};

@@ -28,20 +28,22 @@ Buffer feed_forward_forward(Context& context, const LayerOptions& o, const FeedF
 Buffer feed_forward_backward(Context& context, const LayerOptions& o, const FeedForward& w, Buffer dy,
                              FeedForwardSaved& saved, bool accumulate, const FeedForward& dw) {
   const Dropout dropout = context.dropout(o.p_activation, w.place.activation);
-  SublayerBackward back(context, o, w.place, std::move(dy), accumulate, dw.out.bias);
   if (!saved.g.defined()) {
     saved.g = allocate(context, w.place, saved.a->shape(), saved.a->dtype(), "g_again");
     bias_activation_dropout_forward(context, saved.a, w.in.bias, o.activation, dropout, saved.g);
   }
-  linear_backward_weight(context, back.dz(), saved.g, accumulate, dw.out.weight);
+  SublayerBackward back(context, o, w.place, std::move(dy), accumulate, saved.g, dw.out);
   saved.g.release();
   Buffer da = allocate(context, w.place, saved.a->shape(), saved.a->dtype(), "da");
   linear_backward_input(context, back.dz(), w.out.weight, false, da);
   back.release_dz();
-  bias_activation_dropout_backward(context, da, saved.a, w.in.bias, o.activation, dropout, accumulate, da, dw.in.bias);
+  // As SublayerBackward does it; the norm's input has the shape of its output, which is rebuilt later.
+  const bool with_product = linear_sums_bias_gradient(context, da, saved.norm.x, accumulate, dw.in.weight, dw.in.bias);
+  bias_activation_dropout_backward(context, da, saved.a, w.in.bias, o.activation, dropout, accumulate, da,
+                                   with_product ? Tensor() : dw.in.bias);
   saved.a.release();
   const Tensor n = norm_output(context, o, w.norm, w.place, saved.norm);
-  linear_backward_weight(context, da, n, accumulate, dw.in.weight);
+  linear_backward_weight(context, da, n, accumulate, dw.in.weight, with_product ? dw.in.bias : Tensor());
   return back.finish(std::move(da), w.in.weight, w.norm, saved.norm, dw.norm);
 }
 

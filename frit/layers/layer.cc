@@ -76,15 +76,17 @@ void end_sublayer_forward(Context& context, const LayerOptions& options, const P
 }
 
 SublayerBackward::SublayerBackward(Context& context, const LayerOptions& options, const Place& place, Buffer dy,
-                                   bool accumulate, const Tensor& dbias)
+                                   bool accumulate, const Tensor& x, const Linear& dout)
     : context_(context), options_(options), place_(place), accumulate_(accumulate), dy_(std::move(dy)) {
   const Dropout dropout = context.dropout(options.p_hidden, place.output);
-  if (!dropout.active()) {
-    column_sum(context, dy_, accumulate, dbias);
-    return;
+  // Who reads dz anyway sums the bias' gradient: the product, if it can, or else dropout's backward.
+  bool with_product = true;
+  if (dropout.active()) {
+    with_product = linear_sums_bias_gradient(context, dy_, x, accumulate, dout.weight, dout.bias);
+    dz_ = allocate(context, place, dy_->shape(), dy_->dtype(), "dz");
+    bias_dropout_residual_backward(context, dy_, dropout, accumulate, dz_, with_product ? Tensor() : dout.bias);
   }
-  dz_ = allocate(context, place, dy_->shape(), dy_->dtype(), "dz");
-  bias_dropout_residual_backward(context, dy_, dropout, accumulate, dz_, dbias);
+  linear_backward_weight(context, dz(), x, accumulate, dout.weight, with_product ? dout.bias : Tensor());
 }
 
 Buffer SublayerBackward::finish(Buffer da, const Tensor& weight, const LayerNorm& norm, NormSaved& saved,

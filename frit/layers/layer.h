@@ -90,13 +90,13 @@ Buffer norm_backward(Context& context, const LayerNorm& w, Buffer dy, const Tens
 void end_sublayer_forward(Context& context, const LayerOptions& options, const Place& place, const Tensor& bias,
                           const NormSaved& saved, const Tensor& y);
 
-// A sublayer's backward from both ends. Math: dz = dropout's backward of dy, dbias (+)= its column sums. dz() is dy
-// itself where nothing is dropped. After the function's backward, `finish` adds the residual and goes back through the
-// norm.
+// A sublayer's backward from both ends. Math: dz = dropout's backward of dy; dout (+)= the gradients of the last linear
+// layer, whose input was x. dz() is dy itself where nothing is dropped. After the function's backward, `finish` adds
+// the residual and goes back through the norm.
 class SublayerBackward {
  public:
   SublayerBackward(Context& context, const LayerOptions& options, const Place& place, Buffer dy, bool accumulate,
-                   const Tensor& dbias);
+                   const Tensor& x, const Linear& dout);
   const Tensor& dz() const { return dz_.defined() ? dz_.tensor() : dy_.tensor(); }
   // dz is no longer read.
   void release_dz() { dz_.release(); }

@@ -242,6 +242,12 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        &r.gemm,
        "Forces an implementation of matrix products; empty: chosen. onednn takes fp32 alone.",
        {"", "packed", "onednn"}},
+      {"run.bias_gradient",
+       &r.bias_gradient,
+       "On a GPU: apart sums the gradients of biases apart from the products that read the same; empty: with them, "
+       "where "
+       "the library offers it.",
+       {"", "apart"}},
       {"run.graphs", &r.graphs, "On a GPU: record the steps of each batch size as a graph, and replay it.", {}},
       {"run.dump_steps",
        &r.dump_steps,

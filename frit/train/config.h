@@ -68,7 +68,7 @@ struct TrainConfig {
   struct Run {
     std::string directory = "run";
     int64_t threads = 0;
-    std::string device = "cpu", attention, gemm;
+    std::string device = "cpu", attention, gemm, bias_gradient;
     bool graphs = true;
     int64_t dump_steps = 0;
     bool tensorboard = true;

@@ -80,7 +80,8 @@ namespace {
 bool may_change(std::string_view key, bool schedule_ends) {
   // cosine and linear schedules end where training ends.
   if (key == "training.stop_after") return !schedule_ends;
-  if (key.starts_with("run.")) return key != "run.attention" && key != "run.gemm" && key != "run.device";
+  if (key.starts_with("run."))
+    return key != "run.attention" && key != "run.gemm" && key != "run.device" && key != "run.bias_gradient";
   if (key.starts_with("validation.")) return true;
   constexpr std::string_view kFree[] = {"training.count_swallowed",
                                         "training.stop_after_seconds",

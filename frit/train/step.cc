@@ -108,6 +108,7 @@ TrainingStep::TrainingStep(Transformer& model, ThreadPool& pool, const StepSetti
                      attention_short_takes(sizes.d_model / sizes.encoder_heads) &&
                      attention_short_takes(sizes.d_model / sizes.decoder_heads);
   if (!settings_.gemm.empty()) context_.force("gemm", settings_.gemm);
+  if (!settings_.bias_gradient.empty()) context_.force("bias_gradient", settings_.bias_gradient);
 
   constexpr size_t kScalarBytes = 16 * kAlignment;
   scalars_ = allocate_block(kScalarBytes, gpu_);

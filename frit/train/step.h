@@ -32,7 +32,7 @@ struct StepSettings {
   bool count_swallowed = false;  // count updates that 16 bits lose, see swallowed()
   uint32_t seed = 1;             // of dropout; OptimizerArgs::seed is that of stochastic rounding
   std::string attention;         // forced implementations; empty: chosen
-  std::string gemm;
+  std::string gemm, bias_gradient;
   bool graphs = true;  // on a GPU: a batch size's steps are recorded as a graph when it comes the second time
 };
 

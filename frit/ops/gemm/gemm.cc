@@ -65,8 +65,8 @@ GemmProblem check(const Context& context, const GemmArgs& args) {
   return p;
 }
 
-// Every product on a GPU is its library's. True if it sums the bias' gradient along.
-bool gemm_library(Context& context, const GemmProblem& p, const Tensor& bias_gradient) {
+// A product as the GPU's library takes it; with bias_gradient where the library sums it along.
+GpuProduct library_product(Context& context, const GemmProblem& p, const Tensor& bias_gradient) {
   GpuProduct product;
   product.a = p.a.data, product.b = p.b.data, product.c = p.c;
   product.dtype = p.a.dtype, product.c_dtype = p.c_dtype;
@@ -77,10 +77,16 @@ bool gemm_library(Context& context, const GemmProblem& p, const Tensor& bias_gra
   if (p.bias.defined()) product.bias = p.bias.raw(), product.bias_dtype = p.bias.dtype();
   // What is only planned has no address yet. For a bias none means that there is none: any aligned one will do.
   if (p.bias.defined() && !product.bias) product.bias = reinterpret_cast<const void*>(kAlignment);
-  if (bias_gradient.defined() && bias_gradient.dtype() == p.c_dtype) {
+  if (bias_gradient.defined() && bias_gradient.dtype() == p.c_dtype && context.forced("bias_gradient") != "apart") {
     product.bias_gradient = bias_gradient.raw() ? bias_gradient.raw() : reinterpret_cast<void*>(kAlignment);
     if (!context.gpu().sums_bias_gradient(product)) product.bias_gradient = nullptr;
   }
+  return product;
+}
+
+// Every product on a GPU is its library's. True if it sums the bias' gradient along.
+bool gemm_library(Context& context, const GemmProblem& p, const Tensor& bias_gradient) {
+  const GpuProduct product = library_product(context, p, bias_gradient);
   if (context.planning())
     context.gpu().note_product(product);
   else
@@ -131,6 +137,11 @@ std::vector<const char*> gemm_implementations() {
 // oneDNN allocated its packing buffers in every call measured whose a is not transposed, so training cannot have it.
 // OpenBLAS is ahead at weight gradients; it promises nothing about a row's bits, and only weight gradients could do
 // without that.
+bool gemm_sums_bias_gradient(Context& context, const GemmArgs& args) {
+  if (!context.on_gpu()) return false;
+  return library_product(context, check(context, args), args.bias_gradient).bias_gradient != nullptr;
+}
+
 void gemm(Context& context, const GemmArgs& args) {
   const GemmProblem p = check(context, args);
   bool summed = false;

@@ -34,6 +34,9 @@ struct GemmArgs {
   Tensor bias_gradient = {};
 };
 void gemm(Context& context, const GemmArgs& args);
+// Whether gemm() sums bias_gradient along with the product, for next to nothing. What else reads dy anyway may sum it
+// more cheaply than a column_sum. Context::force("bias_gradient", "apart") makes this false.
+bool gemm_sums_bias_gradient(Context& context, const GemmArgs& args);
 // Names of the implementations on the CPU that this build has.
 std::vector<const char*> gemm_implementations();
 
@@ -46,6 +49,18 @@ inline void linear_backward_input(Context& context, const Tensor& dy, const Tens
                                   const Tensor& dx) {
   gemm(context,
        {.a = dy, .b = w, .c = dx, .transpose_a = false, .transpose_b = false, .accumulate = accumulate, .bias = {}});
+}
+// Whether linear_backward_weight sums dbias along.
+inline bool linear_sums_bias_gradient(Context& context, const Tensor& dy, const Tensor& x, bool accumulate,
+                                      const Tensor& dw, const Tensor& dbias) {
+  return gemm_sums_bias_gradient(context, {.a = dy,
+                                           .b = x,
+                                           .c = dw,
+                                           .transpose_a = true,
+                                           .transpose_b = false,
+                                           .accumulate = accumulate,
+                                           .bias = {},
+                                           .bias_gradient = dbias});
 }
 // dw (+)= dy^T * x; dbias (+)= column sums of dy, if it is given.
 inline void linear_backward_weight(Context& context, const Tensor& dy, const Tensor& x, bool accumulate,
