@@ -167,6 +167,11 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        &t.loss_scale_growth,
        "fp16: updates without such a gradient after which the loss scale doubles; 0: never.",
        {}},
+      {"training.rounding",
+       &t.rounding,
+       "How the precisions that keep 16 bits alone round an update: nearest is the published form, which loses those "
+       "below half a spacing. To compare with.",
+       {"stochastic", "nearest"}},
       {"training.count_swallowed",
        &t.count_swallowed,
        "Count the updates too small to change a parameter as it is stored; each log line gives their share, and "

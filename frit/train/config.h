@@ -48,6 +48,7 @@ struct TrainConfig {
     int64_t seed = 1;
     double loss_scale = 32768;
     int64_t loss_scale_growth = 2000;
+    std::string rounding = "stochastic";
     bool count_swallowed = false;
     double ema_decay = 0;
     int64_t average_checkpoints = 0;

@@ -346,6 +346,7 @@ StepSettings step_settings(const TrainConfig& config, const Workspace& workspace
   s.optimizer.momentum = t.momentum;
   s.optimizer.weight_decay = t.weight_decay;
   s.optimizer.decay_end = workspace.layout().decay_end();
+  s.optimizer.nearest = t.rounding == "nearest";
   s.optimizer.seed = static_cast<uint32_t>(t.seed);
   s.prepare.max_norm = t.clip_norm;
   const bool half = workspace.parameters().dtype() == DType::kF16;

@@ -293,8 +293,16 @@ std::vector<OpCase> layer_norm_cases() {
     cases.push_back(make(4096, 1024, dtype, {.residual = true}));
     cases.back().benchmark = true, cases.back().test = false;
   }
-  for (auto [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{
-           {65536, 1024}, {65536, 1023}, {65536, 1025}, {32768, 768}, {32768, 767}, {16384, 4096}, {16384, 4095}}) {
+  for (auto [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{{65536, 1024},
+                                                                    {65536, 1023},
+                                                                    {65536, 1025},
+                                                                    {32768, 768},
+                                                                    {32768, 767},
+                                                                    {16384, 4096},
+                                                                    {16384, 4095},
+                                                                    {4096, 512},
+                                                                    {4096, 1024},
+                                                                    {16384, 512}}) {
     OpCase c = make(rows, cols, DType::kBF16);
     c.where = Where::kGpu, c.benchmark = true, c.test = false;
     add_instances(c, cols, DType::kBF16);
