@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "frit/backend/gpu.h"
 #include "frit/backend/tuning.h"
@@ -61,6 +62,15 @@ class Context {
     if (keys_) (*keys_)[std::string(op)] = key;
   }
 
+  // Sums of partial rows that operators leave for one common launch (frit/ops/column_sum/column_sum.h: LaterSums);
+  // nullptr: each makes its own.
+  struct LaterSum {
+    Buffer partials;  // f32 [pieces, y.numel() + z.numel()]
+    Tensor y, z;      // z optional
+    bool accumulate = false;
+  };
+  std::vector<LaterSum>* later_sums = nullptr;
+
   // Receives one line for everything a user should hear of (a fallback and its reason). Silent by default.
   std::function<void(std::string_view)> on_notice;
   void notice(std::string_view text) const {
@@ -84,11 +94,12 @@ class Context {
   std::set<std::string, std::less<>> told_;
 };
 
-// Throws std::invalid_argument unless t is a floating-point tensor that operators of this context compute with: f32 or bf16,
-// on a GPU also f16.
+// Throws std::invalid_argument unless t is a floating-point tensor that operators of this context compute with: f32 or
+// bf16, on a GPU also f16.
 inline void check_float(const char* op, const char* name, const Tensor& t, const Context& context) {
   FRIT_CHECK(t.dtype() == DType::kF32 || t.dtype() == DType::kBF16 || (t.dtype() == DType::kF16 && context.on_gpu()),
-             "[{}] {} is {}, expected f32 or bf16{}", op, name, t.to_string(), context.on_gpu() ? " or f16" : " (f16 needs a GPU)");
+             "[{}] {} is {}, expected f32 or bf16{}", op, name, t.to_string(),
+             context.on_gpu() ? " or f16" : " (f16 needs a GPU)");
 }
 
 }  // namespace frit

@@ -9,6 +9,7 @@
 
 #include "frit/core/file.h"
 #include "frit/models/format/safetensors.h"
+#include "frit/ops/column_sum/column_sum.h"
 #include "frit/ops/cross_keys_values/cross_keys_values.h"
 #include "frit/ops/gemm/gemm.h"
 #include "frit/ops/loss_total/loss_total.h"
@@ -406,6 +407,7 @@ void Transformer::backward(Context& context, const BatchView& b, const LayerOpti
                            const LayerOptions& decoder, Buffer dx, bool accumulate, Tape& tape) {
   const TransformerWeights &w = weights_, &dw = gradients_;
   const bool shared = config_.share_embeddings, tied = config_.tie_output;
+  LaterSums later(context);
   dx = norm_backward(context, w.decoder_norm, std::move(dx), {}, tape.top, accumulate, dw.decoder_norm);
   // All layers' keys and values get their gradients before the one product back.
   Buffer dkv =
@@ -437,6 +439,7 @@ void Transformer::backward(Context& context, const BatchView& b, const LayerOpti
   }
   embed_backward(context, encoder, w.source, embedding_scale(), b.source_ids, b.source_offsets, std::move(dx),
                  config_.pad_id, shared || accumulate, accumulate, dw.source);
+  later.finish();
 }
 
 void Transformer::train_step(Context& context, const BatchView& batch, const Tensor& scale, const Tensor& totals,

@@ -214,7 +214,7 @@ void bias_activation_dropout_backward_gpu(Context& context, const Tensor& dy, co
     else
       run(bias_activation_dropout_backward_columns_kernel<T, false>, 0);
   });
-  if (sums) add_partial_sums_gpu(context, partial, accumulate, dbias);
+  if (sums) add_partial_sums_gpu(context, std::move(partial), accumulate, dbias);
 }
 
 }  // namespace frit

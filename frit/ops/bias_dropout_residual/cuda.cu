@@ -180,7 +180,7 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
         run(bias_dropout_residual_backward_columns_kernel<T, false, form.value>, 0);
     });
   });
-  if (sums) add_partial_sums_gpu(context, partial, accumulate, dbias);
+  if (sums) add_partial_sums_gpu(context, std::move(partial), accumulate, dbias);
 }
 
 }  // namespace frit

@@ -15,4 +15,16 @@ void column_sum(Context& context, const Tensor& x, bool accumulate, const Tensor
   column_sum_cpu(context, x, accumulate, y);
 }
 
+LaterSums::LaterSums(Context& context) : context_(context) {
+  if (!context.on_gpu() || context.later_sums || context.forced("column_sum") == "at_once") return;
+  left_.reserve(kMost);
+  context.later_sums = &left_;
+}
+LaterSums::~LaterSums() {
+  if (context_.later_sums == &left_) context_.later_sums = nullptr;
+}
+void LaterSums::finish() {
+  if (context_.later_sums == &left_) add_later_sums_gpu(context_);
+}
+
 }  // namespace frit

@@ -1,3 +1,4 @@
+#include "frit/ops/column_sum/column_sum.h"
 #include "frit/ops/column_sum/gpu.h"
 #include "frit/simt/columns.h"
 
@@ -10,26 +11,71 @@ constexpr int kAddThreads = 1024;
 
 // A block takes 32 columns: thread (y, x) adds the rows y, y + 32, ... of column x, then warp w adds the 32 sums of
 // column w.
+// y (+)= the sum of `rows` partial rows.
 template <typename T>
-FRIT_KERNEL(kAddThreads, 1)
-column_sum_add_partials_kernel(Global<const float> partials, int64_t rows, int64_t stride, int64_t offset,
-                               int64_t columns, bool accumulate, Global<T> y) {
-  wait_for_previous();
+struct PartialSum {
+  Global<const float> partials;
+  int64_t rows, stride, columns;
+  Global<T> y;
+  int64_t first_block;  // of its own, 32 columns each
+  bool accumulate;
+};
+
+// A block takes 32 columns: thread (y, x) adds the rows y, y + 32, ... of column x, then warp w adds the 32 sums of
+// column w.
+template <typename T>
+FRIT_DEVICE void add_partials(const PartialSum<T>& sum, int64_t block) {
   const int x = lane(), first = warp();
-  const int64_t column = block_index() * 32 + x;
-  float sum = 0;
-  if (column < columns) {
-    const Global<const float> from = partials + offset + column;
+  const int64_t column = block * 32 + x;
+  float mine = 0;
+  if (column < sum.columns) {
+    const Global<const float> from = sum.partials + column;
     FRIT_UNROLL_BY(8)
-    for (int64_t r = first; r < rows; r += 32) sum += load(from, r * stride);
+    for (int64_t r = first; r < sum.rows; r += 32) mine += load(from, r * sum.stride);
   }
   const Shared<float> tile = shared_array<float>(0);  // [32][33]: written along rows, read along columns
-  store(tile, first * 33 + x, sum);
+  store(tile, first * 33 + x, mine);
   barrier();
   const float total = warp_sum(load(tile, x * 33 + first));
-  const int64_t mine = block_index() * 32 + first;
-  if (x == 0 && mine < columns)
-    store(y, mine, convert<T>(accumulate ? static_cast<float>(load(y, mine)) + total : total));
+  const int64_t to = block * 32 + first;
+  if (x == 0 && to < sum.columns)
+    store(sum.y, to, convert<T>(sum.accumulate ? static_cast<float>(load(sum.y, to)) + total : total));
+}
+
+template <typename T>
+FRIT_KERNEL(kAddThreads, 1)
+column_sum_add_partials_kernel(PartialSum<T> sum) {
+  wait_for_previous();
+  add_partials(sum, block_index());
+}
+
+// Many of them in one launch. z counts as one of its own.
+constexpr int kMostSums = 2 * LaterSums::kMost;
+template <typename T>
+struct PartialSums {
+  int count;
+  PartialSum<T> sums[kMostSums];
+};
+template <typename T>
+FRIT_KERNEL(kAddThreads, 1)
+column_sum_add_many_partials_kernel(PartialSums<T> table) {
+  wait_for_previous();
+  int mine = 0;
+  while (mine + 1 < table.count && table.sums[mine + 1].first_block <= block_index()) ++mine;
+  add_partials(table.sums[mine], block_index() - table.sums[mine].first_block);
+}
+
+constexpr int64_t kAddShared = 32 * 33 * 4;
+
+template <typename T>
+PartialSum<T> partial_sum(const Tensor& partials, int64_t offset, const Tensor& y, bool accumulate) {
+  return {global<const float>(partials) + offset,
+          partials.dim(0),
+          partials.row_stride(),
+          y.numel(),
+          global<T>(y),
+          0,
+          accumulate};
 }
 
 constexpr int kThreads = 256, kUnroll = 8;
@@ -60,14 +106,44 @@ column_sum_partials_kernel(ColumnWalk walk, Global<const T> x, Global<float> par
 
 }  // namespace
 
-void add_partial_sums_gpu(Context& context, const Tensor& partials, bool accumulate, const Tensor& y, const Tensor& z) {
+bool leave_partial_sums(Context& context, Buffer& partials, bool accumulate, const Tensor& y, const Tensor& z) {
+  if (!context.later_sums) return false;
+  std::vector<Context::LaterSum>& left = *context.later_sums;
+  if (left.size() == LaterSums::kMost || (!left.empty() && left.front().y.dtype() != y.dtype()))
+    add_later_sums_gpu(context);
+  left.push_back({std::move(partials), y, z, accumulate});
+  return true;
+}
+
+void add_later_sums_gpu(Context& context) {
+  std::vector<Context::LaterSum>& left = *context.later_sums;
+  if (left.empty()) return;
+  dispatch_float(left.front().y.dtype(), [&](auto t) {
+    using T = decltype(t);
+    PartialSums<T> table = {};
+    int64_t blocks = 0;
+    for (const Context::LaterSum& l : left)
+      for (const Tensor* to : {&l.y, &l.z}) {
+        if (!to->defined()) continue;
+        PartialSum<T>& sum = table.sums[table.count++];
+        sum = partial_sum<T>(l.partials, to == &l.y ? 0 : l.y.numel(), *to, l.accumulate);
+        sum.first_block = blocks;
+        blocks += (to->numel() + 31) / 32;
+      }
+    launch(context, "column_sum_add_many_partials_kernel", column_sum_add_many_partials_kernel<T>,
+           {blocks, kAddThreads, kAddShared}, table);
+  });
+  left.clear();
+}
+
+void add_partial_sums_gpu(Context& context, Buffer partials, bool accumulate, const Tensor& y, const Tensor& z) {
+  if (leave_partial_sums(context, partials, accumulate, y, z)) return;
   const auto add = [&](const Tensor& to, int64_t offset) {
     if (!to.defined()) return;
     dispatch_float(to.dtype(), [&](auto t) {
       using T = decltype(t);
       launch(context, "column_sum_add_partials_kernel", column_sum_add_partials_kernel<T>,
-             {(to.numel() + 31) / 32, kAddThreads, 32 * 33 * 4}, global<const float>(partials), partials.dim(0),
-             partials.row_stride(), offset, to.numel(), accumulate, global<T>(to));
+             {(to.numel() + 31) / 32, kAddThreads, kAddShared}, partial_sum<T>(partials, offset, to, accumulate));
     });
   };
   add(y, 0);
@@ -76,14 +152,14 @@ void add_partial_sums_gpu(Context& context, const Tensor& partials, bool accumul
 
 void column_sum_gpu(Context& context, const Tensor& x, bool accumulate, const Tensor& y) {
   const ColumnWalk walk = make_column_walk(x, kThreads, kUnroll, kMostBlocks, lies_packed(x));
-  const Buffer partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "column_sum.partial");
+  Buffer partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "column_sum.partial");
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);
     launch(context, "column_sum_partials_kernel", column_sum_partials_kernel<T>,
            {walk.blocks(), walk.threads(), column_sums_shared_bytes(walk, kVecOf<T>)}, walk, global<const T>(x),
            global<float>(partial.tensor()));
   });
-  add_partial_sums_gpu(context, partial, accumulate, y);
+  add_partial_sums_gpu(context, std::move(partial), accumulate, y);
 }
 
 }  // namespace frit

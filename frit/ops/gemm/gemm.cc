@@ -77,7 +77,8 @@ GpuProduct library_product(Context& context, const GemmProblem& p, const Tensor&
   if (p.bias.defined()) product.bias = p.bias.raw(), product.bias_dtype = p.bias.dtype();
   // What is only planned has no address yet. For a bias none means that there is none: any aligned one will do.
   if (p.bias.defined() && !product.bias) product.bias = reinterpret_cast<const void*>(kAlignment);
-  if (bias_gradient.defined() && bias_gradient.dtype() == p.c_dtype && context.forced("bias_gradient") != "apart") {
+  if (bias_gradient.defined() && bias_gradient.dtype() == p.c_dtype &&
+      context.forced("bias_gradient") == "with_product") {
     product.bias_gradient = bias_gradient.raw() ? bias_gradient.raw() : reinterpret_cast<void*>(kAlignment);
     if (!context.gpu().sums_bias_gradient(product)) product.bias_gradient = nullptr;
   }

@@ -161,7 +161,7 @@ void heads_to_joined_gpu(Context& context, const Tensor& apart, const Tensor& jo
     else
       run(heads_merge_columns_kernel<T, false>, 0);
   });
-  if (sums) add_partial_sums_gpu(context, partial, accumulate, dbias);
+  if (sums) add_partial_sums_gpu(context, std::move(partial), accumulate, dbias);
 }
 
 }  // namespace frit

@@ -628,7 +628,7 @@ void layer_norm_backward_gpu(Context& context, const Tensor& dy, const Tensor& x
     else
       start("layer_norm_backward_xhat_kernel", layer_norm_backward_rows_kernel<T, 4, Form::kXhat>);
   });
-  layer_norm_add_partials(context, operands.partials, accumulate, dgamma, dbeta);
+  layer_norm_add_partials(context, std::move(partials), accumulate, dgamma, dbeta);
 }
 
 }  // namespace frit

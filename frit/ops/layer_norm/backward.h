@@ -19,7 +19,7 @@ enum class ColumnWay { kSerial, kAtomic, kTiled32x32, kTiled32x33 };
 // partials' rows become sums over pieces of the rows, one each (tiled: only one). 1 launch; atomic 2.
 void layer_norm_sum_columns(Context& context, const LayerNormBackward& b, ColumnWay way);
 // dgamma and dbeta (+)= the sum of partials' rows, in order of a fixed tree. 1 launch, 2 if their types differ.
-void layer_norm_add_partials(Context& context, const Tensor& partials, bool accumulate, const Tensor& dgamma,
+void layer_norm_add_partials(Context& context, Buffer partials, bool accumulate, const Tensor& dgamma,
                              const Tensor& dbeta);
 
 }  // namespace frit

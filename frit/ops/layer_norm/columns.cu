@@ -1,3 +1,4 @@
+#include "frit/ops/column_sum/gpu.h"
 #include "frit/ops/layer_norm/backward.h"
 #include "frit/simt/launch.h"
 
@@ -148,9 +149,10 @@ void layer_norm_sum_columns(Context& context, const LayerNormBackward& b, Column
   });
 }
 
-void layer_norm_add_partials(Context& context, const Tensor& partials, bool accumulate, const Tensor& dgamma,
+void layer_norm_add_partials(Context& context, Buffer partials, bool accumulate, const Tensor& dgamma,
                              const Tensor& dbeta) {
-  const int64_t pieces = partials.dim(0), cols = partials.dim(1) / 2;
+  if (dgamma.dtype() == dbeta.dtype() && leave_partial_sums(context, partials, accumulate, dgamma, dbeta)) return;
+  const int64_t pieces = partials->dim(0), cols = partials->dim(1) / 2;
   // A warp takes about 8 pieces.
   const int warps = static_cast<int>(std::clamp<int64_t>(over(pieces, 8), 1, 32));
   const auto add = [&](const Tensor& gamma, const Tensor& beta) {
