@@ -9,6 +9,8 @@
 #   --stages     of fixed,real,memory,sweep (all): fixed is mt-base and mt-big with 128 and 512 sentences of 32 tokens; sweep is
 #                mt-base with 512 to 32,768 tokens a batch; real is batches of real lengths; memory is 500 of those.
 #                A stage runs Frit's rows, then PyTorch's. `ours` stands for all four with --only ours
+#   --variants   STAGE=LIST: forms of PyTorch (see bench/peers/torch_train.py and torch_train_real.py), strongest first if time is short
+#   --sweep      sentences of 32 tokens in the sweep, for Frit and PyTorch ("16 32 64 256 1024")
 #   --limit      seconds PyTorch may take in a stage (fixed 400, real 300, memory 200, sweep 200); a row of it at most 200
 #   --precision  training.precision of Frit's rows (bf16-stochastic)
 #   --quick      few steps and the smallest cases: to see that everything runs
@@ -18,6 +20,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 programs= results=build/gpu_train out=bench/results/gpu-train.json stages=fixed,real,memory,sweep only= quick= precision=bf16-stochastic flags=
 declare -A limit=([fixed]=400 [real]=300 [memory]=200 [sweep]=200)
+declare -A variants=([fixed]=compile,graphs,sdpa,eager,compile-bf16 [real]=sdpa,cudnn,compile [memory]=sdpa,sdpa-expandable [sweep]=compile,sdpa)
+sweep_sizes=
 while [ $# -gt 0 ]; do
   case "$1" in
     --programs) programs=$2; shift ;;
@@ -31,8 +35,13 @@ while [ $# -gt 0 ]; do
       [[ -v limit[${2%%=*}] && ${2#*=} =~ ^[0-9]+$ ]] || { echo "gpu_train: --limit $2 is not STAGE=SECONDS" >&2; exit 2; }
       limit[${2%%=*}]=${2#*=}
       shift ;;
+    --variants)
+      [[ -v variants[${2%%=*}] && $2 == *=?* ]] || { echo "gpu_train: --variants $2 is not STAGE=LIST" >&2; exit 2; }
+      variants[${2%%=*}]=${2#*=}
+      shift ;;
+    --sweep) sweep_sizes=$2; shift ;;
     --quick) quick=yes ;;
-    *) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,19s/^# \{0,1\}//p' "$0"; exit 2 ;;
   esac
   shift
 done
@@ -72,7 +81,9 @@ if [ -n "$quick" ]; then
   steps=5 warm=3 real_steps=8 real_warm=6 memory_steps=20 models=mt-base fixed=128 budgets=4096 sweep="16 32"
   torch_flags=(--steps 5 --warm 3 --repeats 1)
 fi
+[ -z "$sweep_sizes" ] || sweep=$sweep_sizes
 if [ "$device" = cpu ]; then
+  variants=([fixed]=sdpa,eager [real]=sdpa [memory]=sdpa [sweep]=sdpa)
   models=mt-tiny fixed=2 budgets=64 sweep=1 torch_flags+=(--device cpu)
 fi
 status=0
@@ -127,10 +138,10 @@ real_stage() {  # GROUP STEPS WARM, then flags of torch_train_real.py
 for stage in ${stages//,/ }; do
   echo "== $stage"
   case "$stage" in
-    fixed) fixed_stage fixed "$models" "$fixed" "$([ "$device" = cuda ] && echo sdpa,eager,compile,compile-bf16,graphs || echo sdpa,eager)" ;;
-    sweep) fixed_stage sweep "${models%% *}" "$sweep" "$([ "$device" = cuda ] && echo sdpa,compile || echo sdpa)" ;;
-    real) real_stage real "$real_steps" "$real_warm" --variants "$([ "$device" = cuda ] && echo sdpa,cudnn,compile || echo sdpa)" ;;
-    memory) real_stage memory "$memory_steps" 0 --memory --variants "$([ "$device" = cuda ] && echo sdpa,sdpa-expandable || echo sdpa)" ;;
+    fixed) fixed_stage fixed "$models" "$fixed" "${variants[fixed]}" ;;
+    sweep) fixed_stage sweep "${models%% *}" "$sweep" "${variants[sweep]}" ;;
+    real) real_stage real "$real_steps" "$real_warm" --variants "${variants[real]}" ;;
+    memory) real_stage memory "$memory_steps" 0 --memory --variants "${variants[memory]}" ;;
   esac
 done
 echo "== tables"
