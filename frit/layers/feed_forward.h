@@ -12,8 +12,8 @@ struct FeedForward {
 };
 struct FeedForwardSaved {
   NormSaved norm;
-  Buffer a;  // before bias and activation [tokens, F]
-  Buffer g;  // after activation and dropout [tokens, F]; rebuilt if options.recompute
+  Buffer a;  // before bias and activation [tokens, F]; not kept for ReLU, whose output is enough
+  Buffer g;  // after activation and dropout [tokens, F]; rebuilt if options.recompute, but for ReLU
 };
 
 // Math: y = residual + dropout(dropout(act(norm(x) * in^T + bias)) * out^T + bias). Shapes: x, y [tokens, H].

@@ -38,6 +38,21 @@ void check(const Context& context, const Tensor& x, const Tensor& bias) {
   }
 }
 
+void check_backward(const Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias, const Tensor& dx,
+                    const Tensor& dbias) {
+  check(context, x, bias);
+  FRIT_CHECK(dy.dtype() == x.dtype() && dy.shape() == x.shape(), "[bias_activation_dropout] dy is {}, expected {}",
+             dy.to_string(), x.to_string());
+  FRIT_CHECK(dx.dtype() == x.dtype() && dx.shape() == x.shape(), "[bias_activation_dropout] dx is {}, expected {}",
+             dx.to_string(), x.to_string());
+  if (dbias.defined()) {
+    FRIT_CHECK(dbias.rank() == 1 && dbias.dim(0) == x.dim(1) && dbias.contiguous(),
+               "[bias_activation_dropout] dbias is {}, x is {}", dbias.to_string(), x.to_string());
+    FRIT_CHECK(dbias.dtype() == DType::kF32 || dbias.dtype() == x.dtype(),
+               "[bias_activation_dropout] dbias is {}, expected f32 or {}", dbias.to_string(), name_of(x.dtype()));
+  }
+}
+
 }  // namespace
 
 void bias_activation_dropout_forward(Context& context, const Tensor& x, const Tensor& bias, Activation activation,
@@ -52,20 +67,19 @@ void bias_activation_dropout_forward(Context& context, const Tensor& x, const Te
 void bias_activation_dropout_backward(Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias,
                                       Activation activation, const Dropout& dropout, bool accumulate, const Tensor& dx,
                                       const Tensor& dbias) {
-  check(context, x, bias);
-  FRIT_CHECK(dy.dtype() == x.dtype() && dy.shape() == x.shape(), "[bias_activation_dropout] dy is {}, expected {}",
-             dy.to_string(), x.to_string());
-  FRIT_CHECK(dx.dtype() == x.dtype() && dx.shape() == x.shape(), "[bias_activation_dropout] dx is {}, expected {}",
-             dx.to_string(), x.to_string());
-  if (dbias.defined()) {
-    FRIT_CHECK(dbias.rank() == 1 && dbias.dim(0) == x.dim(1) && dbias.contiguous(),
-               "[bias_activation_dropout] dbias is {}, x is {}", dbias.to_string(), x.to_string());
-    FRIT_CHECK(dbias.dtype() == DType::kF32 || dbias.dtype() == x.dtype(),
-               "[bias_activation_dropout] dbias is {}, expected f32 or {}", dbias.to_string(), name_of(x.dtype()));
-  }
-  if (context.on_gpu())
-    return bias_activation_dropout_backward_gpu(context, dy, x, bias, activation, dropout, accumulate, dx, dbias);
-  bias_activation_dropout_backward_cpu(context, dy, x, bias, activation, dropout, accumulate, dx, dbias);
+  check_backward(context, dy, x, bias, dx, dbias);
+  const ActivationBackward form = {activation, dropout, dropout.scale()};
+  if (context.on_gpu()) return bias_activation_dropout_backward_gpu(context, dy, x, bias, form, accumulate, dx, dbias);
+  bias_activation_dropout_backward_cpu(context, dy, x, bias, form, accumulate, dx, dbias);
+}
+
+void relu_dropout_backward(Context& context, const Tensor& dy, const Tensor& y, const Dropout& dropout, bool accumulate,
+                           const Tensor& dx, const Tensor& dbias) {
+  check_backward(context, dy, y, {}, dx, dbias);
+  // ReLU's slope at y is 1 where y > 0, which says what was kept, too.
+  const ActivationBackward form = {Activation::kRelu, Dropout(), dropout.scale()};
+  if (context.on_gpu()) return bias_activation_dropout_backward_gpu(context, dy, y, {}, form, accumulate, dx, dbias);
+  bias_activation_dropout_backward_cpu(context, dy, y, {}, form, accumulate, dx, dbias);
 }
 
 }  // namespace frit

@@ -22,4 +22,12 @@ void bias_activation_dropout_backward(Context& context, const Tensor& dy, const 
                                       Activation activation, const Dropout& dropout, bool accumulate, const Tensor& dx,
                                       const Tensor& dbias);
 
+// ReLU's backward from what forward wrote, y = dropout(relu(x + bias)), so that nobody keeps x (y may lie in its place)
+// or draws the mask again: y is above 0 exactly where an element was positive and kept. (But for what rounds to 0 in
+// 16 bits: its gradient is 0 here.)
+// Math: dx = (y > 0) / keep * dy; dbias (+)= column sums of dx, in a fixed order. Of `dropout` the kept share counts.
+// Shapes: as bias_activation_dropout_backward.
+void relu_dropout_backward(Context& context, const Tensor& dy, const Tensor& y, const Dropout& dropout, bool accumulate,
+                           const Tensor& dx, const Tensor& dbias);
+
 }  // namespace frit

@@ -14,6 +14,7 @@ struct Options {
   int64_t stride = 0;
   DType dbias = DType::kF32;
   bool in_place = false;
+  bool from_output = false;  // backward is relu_dropout_backward
   Fill fill = fill_normal(0, 2);
   const char* note = "";
 };
@@ -65,7 +66,7 @@ void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const
   if (o.bias)
     c.backward_gpu = {2,
                       (lanes > 1 ? 1 : 0) + 1,
-                      rows * cols * s * 2 + pieces * lanes * cols * s + partial,
+                      rows * cols * s * 2 + (o.from_output ? 0 : pieces * lanes * cols * s) + partial,
                       rows * cols * s + partial + cols * size_of(o.dbias),
                       0,
                       static_cast<int64_t>(align_up(partial))};
@@ -75,9 +76,13 @@ void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const
 
 OpCase make(int64_t rows, int64_t cols, DType dtype, Activation activation, Options o = {}) {
   OpCase c;
-  c.name = fmt::format("{}x{}/{}/{}/p{}{}{}{}{}{}", rows, cols, name_of(dtype), name_of(activation), o.p_drop,
-                       o.bias ? "" : "/no_bias", o.stride ? "/strided" : "",
-                       o.dbias == DType::kF32 ? "" : "/bf16_dbias", o.in_place ? "/y_is_x" : "", o.note);
+  c.name =
+      fmt::format("{}x{}/{}/{}/p{}{}{}{}{}{}", rows, cols, name_of(dtype), name_of(activation), o.p_drop,
+                  o.bias ? "" : "/no_bias", o.stride ? "/strided" : "", o.dbias == DType::kF32 ? "" : "/bf16_dbias",
+                  o.in_place      ? "/y_is_x"
+                  : o.from_output ? "/from_output"
+                                  : "",
+                  o.note);
   const Dropout dropout{o.p_drop, dropout_site("case"), 1, {5, 9}};
   const auto factor = [=](int64_t i) {
     return !dropout.active() ? 1 : dropout.keep(i / cols, i % cols) ? static_cast<double>(dropout.scale()) : 0;
@@ -114,6 +119,9 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Activation activation, Opti
   }
   if (dtype == DType::kF32) c.gradient_tolerance["x"] = {1e-5, 1e-5};
   c.backward = [=](Context& context, const Tensors& t, bool accumulate) {
+    if (o.from_output)
+      return relu_dropout_backward(context, t.at("dy"), t.at("y"), dropout, accumulate, t.at("dx"),
+                                   o.bias ? t.at("dbias") : Tensor());
     bias_activation_dropout_backward(context, t.at("dy"), t.at("x"), o.bias ? t.at("bias") : Tensor(), activation,
                                      dropout, accumulate, t.at("dx"), o.bias ? t.at("dbias") : Tensor());
   };
@@ -172,6 +180,13 @@ std::vector<OpCase> bias_activation_dropout_cases() {
     cases.push_back(
         make(4, 33, dtype, Activation::kSilu, {.stride = int64_t{1} << 30}));  // the last row begins past 2^31 elements
     cases.push_back(make(5, 0, dtype, Activation::kGelu));
+    // ReLU from its output.
+    for (auto [rows, cols] : {std::pair<int64_t, int64_t>{0, 33}, {1, 1}, {33, 65}, {67, 257}, {19, 260}, {40, 512}})
+      for (float p_drop : {0.0f, 0.3f})
+        cases.push_back(make(rows, cols, dtype, Activation::kRelu, {.p_drop = p_drop, .from_output = true}));
+    cases.push_back(make(9, 64, dtype, Activation::kRelu, {.bias = false, .stride = 72, .from_output = true}));
+    cases.push_back(make(4096, 2048, dtype, Activation::kRelu, {.p_drop = 0.1f, .from_output = true}));
+    cases.back().benchmark = true, cases.back().test = false;
     cases.push_back(make(4096, 1024, dtype, Activation::kGelu, {.p_drop = 0}));
     cases.back().benchmark = true, cases.back().test = false;
   }

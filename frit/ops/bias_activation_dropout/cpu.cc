@@ -103,10 +103,11 @@ void forward_rows_of(const Tensor& x, const Tensor& bias, const Dropout& dropout
 
 // sum: this piece's column sums of dx, or null.
 template <typename T, typename Act>
-void backward_rows_of(const Tensor& dy, const Tensor& x, const Tensor& bias, const Dropout& dropout, const Tensor& dx,
-                      int64_t begin, int64_t end, float* sum) {
+void backward_rows_of(const Tensor& dy, const Tensor& x, const Tensor& bias, const ActivationBackward& form,
+                      const Tensor& dx, int64_t begin, int64_t end, float* sum) {
   const size_t cols = static_cast<size_t>(dy.dim(1));
-  const bool active = dropout.active();
+  const Dropout& dropout = form.dropout;
+  const bool active = dropout.active();  // its factors have the scale, too
   HWY_ALIGN float factors[kTile];
   if (sum) std::fill(sum, sum + cols, 0.0f);
   for (int64_t r = begin; r < end; ++r)
@@ -120,7 +121,7 @@ void backward_rows_of(const Tensor& dy, const Tensor& x, const Tensor& bias, con
       for_columns(width, [&](size_t i, size_t n) {
         VF v = load_any(from + i, n), g = load_any(gradient + i, n);
         if (add) v = hn::Add(v, load_any(add + i, n));
-        if (active) g = hn::Mul(g, hn::Load(DF(), factors + i));
+        g = hn::Mul(g, active ? hn::Load(DF(), factors + i) : hn::Set(DF(), form.scale));
         g = hn::Mul(g, Act::slope(v));
         if (sum) store_any(hn::Add(load_any(sum + c + i, n), g), sum + c + i, n);
         store_any(g, to + i, n);
@@ -151,13 +152,13 @@ void forward_rows(const Tensor& x, const Tensor& bias, Activation activation, co
       forward_rows_of<bfloat16, decltype(act)>(x, bias, dropout, y, begin, end);
   });
 }
-void backward_rows(const Tensor& dy, const Tensor& x, const Tensor& bias, Activation activation, const Dropout& dropout,
+void backward_rows(const Tensor& dy, const Tensor& x, const Tensor& bias, const ActivationBackward& form,
                    const Tensor& dx, int64_t begin, int64_t end, float* sum) {
-  with_activation(activation, [&](auto act) {
+  with_activation(form.activation, [&](auto act) {
     if (x.dtype() == DType::kF32)
-      backward_rows_of<float, decltype(act)>(dy, x, bias, dropout, dx, begin, end, sum);
+      backward_rows_of<float, decltype(act)>(dy, x, bias, form, dx, begin, end, sum);
     else
-      backward_rows_of<bfloat16, decltype(act)>(dy, x, bias, dropout, dx, begin, end, sum);
+      backward_rows_of<bfloat16, decltype(act)>(dy, x, bias, form, dx, begin, end, sum);
   });
 }
 
@@ -184,22 +185,21 @@ void bias_activation_dropout_forward_cpu(Context& context, const Tensor& x, cons
 }
 
 void bias_activation_dropout_backward_cpu(Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias,
-                                          Activation activation, const Dropout& dropout, bool accumulate,
-                                          const Tensor& dx, const Tensor& dbias) {
+                                          const ActivationBackward& form, bool accumulate, const Tensor& dx,
+                                          const Tensor& dbias) {
   const int64_t rows = dy.dim(0), cols = dy.dim(1), pieces = partial_sum_pieces(rows);
   Buffer partials;
   if (dbias.defined()) partials = context.allocate({pieces, cols}, DType::kF32, "bias_activation_dropout.partials");
   if (context.planning() || cols == 0) return;
   if (!dbias.defined()) {
     context.pool().parallel_for(rows, kGrain / cols, [&](int64_t begin, int64_t end, int) {
-      HWY_DYNAMIC_DISPATCH(backward_rows)(dy, x, bias, activation, dropout, dx, begin, end, nullptr);
+      HWY_DYNAMIC_DISPATCH(backward_rows)(dy, x, bias, form, dx, begin, end, nullptr);
     });
     return;
   }
   context.pool().run(pieces, [&](int64_t p, int) {
     HWY_DYNAMIC_DISPATCH(backward_rows)
-    (dy, x, bias, activation, dropout, dx, rows * p / pieces, rows * (p + 1) / pieces,
-     partials->data<float>() + p * cols);
+    (dy, x, bias, form, dx, rows * p / pieces, rows * (p + 1) / pieces, partials->data<float>() + p * cols);
   });
   add_partial_sums(context, partials, accumulate, dbias);
 }

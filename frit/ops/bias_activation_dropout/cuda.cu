@@ -167,7 +167,7 @@ bias_activation_dropout_backward_columns_kernel(ColumnWalk walk, bool vectors, G
       });
       FRIT_UNROLL
       for (int i = 0; i < N; ++i) {
-        if (drop) d[i] = (keep >> i & 1 ? d[i] : 0.0f) * scale;
+        d[i] = (!drop || (keep >> i & 1) ? d[i] : 0.0f) * scale;
         if (sums) sum[i] += d[i];
       }
       store_columns<whole, Cache::kStream>(dx + walk.row(k + u * step, at.row_class) * dx_stride, at.column, at.limit,
@@ -193,8 +193,10 @@ void bias_activation_dropout_forward_gpu(Context& context, const Tensor& x, cons
 }
 
 void bias_activation_dropout_backward_gpu(Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias,
-                                          Activation activation, const Dropout& dropout, bool accumulate,
-                                          const Tensor& dx, const Tensor& dbias) {
+                                          const ActivationBackward& form, bool accumulate, const Tensor& dx,
+                                          const Tensor& dbias) {
+  DropoutTable dropout(form.dropout);
+  dropout.scale = form.scale;
   const bool sums = dbias.defined();
   const bool vectors = lies_like(dy, x) && lies_like(dx, x);
   const bool packed = lies_packed(x) && lies_packed(dy) && lies_packed(dx);
@@ -206,8 +208,8 @@ void bias_activation_dropout_backward_gpu(Context& context, const Tensor& dy, co
     const auto run = [&](auto kernel, int64_t shared_bytes) {
       launch(context, "bias_activation_dropout_backward_columns_kernel", kernel,
              {walk.blocks(), walk.threads(), shared_bytes}, walk, vectors, global<const T>(dy), walk.stride_of(dy),
-             global<const T>(x), global<const T>(bias), activation, DropoutTable(dropout), global<T>(dx),
-             walk.stride_of(dx), global<float>(partial.tensor()));
+             global<const T>(x), global<const T>(bias), form.activation, dropout, global<T>(dx), walk.stride_of(dx),
+             global<float>(partial.tensor()));
     };
     if (sums)
       run(bias_activation_dropout_backward_columns_kernel<T, true>, column_sums_shared_bytes(walk, kVecOf<T>));
