@@ -301,7 +301,6 @@ std::vector<OpCase> layer_norm_cases() {
                                                                     {16384, 4096},
                                                                     {16384, 4095},
                                                                     {4096, 512},
-                                                                    {4096, 1024},
                                                                     {16384, 512}}) {
     OpCase c = make(rows, cols, DType::kBF16);
     c.where = Where::kGpu, c.benchmark = true, c.test = false;
