@@ -306,5 +306,28 @@ TEST_F(GpuStep, TrainsAndResumesExactly) {
   EXPECT_EQ(*parts.loss, *whole.loss);
 }
 
+// Checkpoints, validation and the final model in every other precision; the numbers of a run in two parts.
+TEST_F(GpuStep, TrainsInEveryPrecision) {
+  const TestFolder folder("frit-gpu-precisions");
+  write_corpus(folder.path(), "train", 40, 1);
+  write_corpus(folder.path(), "valid", 6, 2);
+  for (const char* precision : {"bf16-master", "bf16-stochastic", "bf16-residual", "fp16-master", "fp16-stochastic"}) {
+    SCOPED_TRACE(precision);
+    const auto config = [&](const char* updates) {
+      TrainConfig c = tiny_config(folder.path(), precision);
+      c.model.d_model = 32, c.model.heads = 1;
+      c.training.precision = precision;
+      c.training.stop_after = updates, c.training.valid_every = "2u", c.training.save_every = "2u";
+      c.run.device = built_with_cuda() ? "cuda" : "simulator";
+      return c;
+    };
+    const TrainResult first = Trainer(config("2u")).run(), second = Trainer(config("4u")).run();
+    ASSERT_TRUE(first.loss && second.loss);
+    EXPECT_EQ(second.updates, 4);
+    EXPECT_LT(*second.loss, *first.loss + 0.5);
+    EXPECT_TRUE(std::filesystem::exists(std::filesystem::path(second.model_directory) / "model.safetensors"));
+  }
+}
+
 }  // namespace
 }  // namespace frit

@@ -114,6 +114,9 @@ int bench_step(const StepBench& o, const Overrides& overrides) {
   TrainConfig config = load_config(o.config, overrides);
   BatchLengths batches;
   if (!o.model_case.empty()) batches = case_batches(o.model_case, &config);
+  if (!batches.empty() && !o.lengths.empty())
+    throw UsageError(
+        fmt::format("--case {} says what a batch is, and so does --lengths: give mt-base or mt-big", o.model_case));
   if (!o.lengths.empty()) batches = parse_batch_lengths(read_file(o.lengths));
   if (batches.empty()) batches = usual_batches(config.training.batch_tokens, 16);
   std::cout << measure_training(config, batches, o.steps, o.warm, o.parts).to_json(o.model_case) << '\n';

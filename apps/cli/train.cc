@@ -26,7 +26,14 @@ int train(const Options& o, const Overrides& overrides) {
   if (o.config.empty() && overrides.empty() && !o.dump_config)
     throw UsageError("frit train needs a configuration file or keys as flags (see frit train --help)");
   TrainConfig config = load_config(o.config, overrides);
-  if (!o.tokens.empty()) set_config_key(config, "training.batch_tokens", o.tokens == "auto" ? "0" : o.tokens);
+  if (!o.tokens.empty()) {
+    try {
+      set_config_key(config, "training.batch_tokens", o.tokens == "auto" ? "0" : o.tokens);
+      validate_config(config);
+    } catch (const Error& e) {
+      throw UsageError(std::string("--tokens: ") + e.what());
+    }
+  }
   if (o.dump_config) {
     std::cout << dump_config(config, true);
     return kGood;

@@ -529,10 +529,10 @@ void validate_config(const TrainConfig& config) {
        fmt::format("0 to {}", kMostCount));
   need(config.run.device != "cpu" || !t.precision.starts_with("fp16"), "training.precision", t.precision,
        "another with run.device cpu");
-  need(t.loss_scale > 0 && t.loss_scale <= 16777216, "training.loss_scale", t.loss_scale, "above 0, at most 2^24");
+  need(t.loss_scale >= 0x1p-14 && t.loss_scale <= 0x1p24, "training.loss_scale", t.loss_scale, "2^-14 to 2^24");
   need(t.loss_scale_growth >= 0, "training.loss_scale_growth", t.loss_scale_growth, "0 or more");
   need(config.run.device == "cpu" || config.run.gemm.empty(), "run.gemm", config.run.gemm,
-       "nothing with run.device " + config.run.device);
+       "none (leave it out) with run.device " + config.run.device);
   need(config.run.device == "cpu" || config.run.attention != "flash", "run.attention", config.run.attention,
        "short, cudnn or materialised with run.device " + config.run.device);
   need(config.run.device != "cpu" || (config.run.attention != "short" && config.run.attention != "cudnn"),

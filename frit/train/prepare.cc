@@ -157,7 +157,22 @@ RunLock::~RunLock() {
   ::close(fd_);
 }
 
+namespace {
+void check_device(const std::string& device) {
+  if (device != "cpu" && (device == "cuda") != built_with_cuda())
+    fail("[config] run.device is {}, but this build of frit has {}", device,
+         built_with_cuda()
+             ? "CUDA, not the simulator"
+             : "no CUDA (cmake --preset cuda makes one that has; run.device simulator plans as cuda does)");
+}
+}  // namespace
+
 void check_settings(const TrainConfig& config) {
+  check_device(config.run.device);
+  if (config.training.batch_tokens == 0 && config.run.device != "cuda")
+    fail(
+        "[config] training.batch_tokens 0 takes the largest batches that fit on a GPU: give a number for run.device {}",
+        config.run.device);
   // The sizes, with vocabularies that fit: which ones there are the tokenizer will tell.
   const bool trained = config.data.tokenizer.empty() && config.model.init_from.empty();
   config_of(config, std::nullopt, trained ? config.data.joint_vocabulary : true).validate();
@@ -306,9 +321,7 @@ BatcherOptions valid_batches(const TrainConfig& config, const TransformerConfig&
 std::unique_ptr<Gpu> training_gpu(const TrainConfig& config) {
   const std::string& device = config.run.device;
   if (device == "cpu") return nullptr;
-  if ((device == "cuda") != built_with_cuda())
-    fail("[config] run.device is {}, but this build of frit has {}", device,
-         built_with_cuda() ? "CUDA, not the simulator" : "no CUDA (cmake --preset cuda makes one that has)");
+  check_device(device);
   return make_gpu();
 }
 
@@ -350,7 +363,9 @@ StepSettings step_settings(const TrainConfig& config, const Workspace& workspace
   s.optimizer.seed = static_cast<uint32_t>(t.seed);
   s.prepare.max_norm = t.clip_norm;
   const bool half = workspace.parameters().dtype() == DType::kF16;
-  s.prepare.growth_interval = half ? t.loss_scale_growth : 0;
+  // Of the optimizer's interval 0 says that the scale stays; ours that it only falls.
+  constexpr int64_t kNever = int64_t{1} << 60;
+  s.prepare.growth_interval = !half ? 0 : t.loss_scale_growth == 0 ? kNever : t.loss_scale_growth;
   s.loss_scale = half ? static_cast<float>(t.loss_scale) : 1.0f;
   s.ema_decay = s.prepare.ema_decay = t.ema_decay;
   s.graphs = config.run.graphs;

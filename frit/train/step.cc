@@ -93,7 +93,6 @@ struct TrainingStep::Slot {
 // Pinned memory that a batch is copied from.
 struct TrainingStep::Staging {
   PinnedBlock block;
-  size_t bytes = 0;
   std::unique_ptr<GpuEvent> copied;
 };
 
@@ -275,10 +274,32 @@ void TrainingStep::note(const Plan& plan) {
 }
 
 void TrainingStep::reserve() {
+  if (gpu_ && !staging_.empty()) {
+    int64_t tokens = 0;
+    for (const auto& [key, plan] : plans_)
+      tokens = std::max({tokens, key.second.source_tokens, key.second.target_tokens});
+    reserve_inputs(tokens);
+  }
   if (peak_ <= memory_.arena_bytes()) return;
   if (gpu_) gpu_->synchronize();        // steps on the way use the arena that goes
   graphs_.clear(), update_graph_ = {};  // they have its addresses
   memory_.reserve(peak_);
+}
+
+void TrainingStep::reserve_inputs(int64_t tokens) {
+  // Ids, ids, labels, and the offsets of as many sentences as there are tokens.
+  const size_t bytes = 5 * align_up(static_cast<size_t>(tokens + 1) * sizeof(int32_t));
+  if (bytes <= inputs_bytes_) return;
+  gpu_->synchronize();  // a step on the way reads them
+  if (inputs_) gpu_->died(inputs_.get());
+  inputs_.reset();
+  inputs_ = allocate_block(bytes, gpu_);
+  gpu_->born(inputs_.get(), bytes, DType::kI32);
+  inputs_bytes_ = bytes;
+  for (auto& staging : staging_) {
+    staging->block = gpu_->allocate_pinned(bytes);
+    if (!staging->copied) staging->copied = gpu_->make_event();
+  }
 }
 
 const Plan* TrainingStep::ready(Kind kind, const Batch& batch) {
@@ -311,24 +332,10 @@ BatchView TrainingStep::place(const Batch& batch) {
                         {batch.target_offsets, sequences, 0}};
   size_t bytes = 0;
   for (const Part& part : parts) bytes += align_up(static_cast<size_t>(part.count) * sizeof(int32_t));
-  if (bytes > inputs_bytes_) {
-    // Large enough for any batch of these sizes, one token a sequence: it grows with the arena alone.
-    const size_t all = 5 * align_up(static_cast<size_t>(std::max(source, target) + 1) * sizeof(int32_t));
-    gpu_->synchronize();
-    if (inputs_) gpu_->died(inputs_.get());
-    inputs_.reset();
-    inputs_ = allocate_block(all, gpu_);
-    gpu_->born(inputs_.get(), all, DType::kI32);
-    inputs_bytes_ = all;
-  }
+  if (bytes > inputs_bytes_) reserve_inputs(std::max(source, target));  // a batch that was not planned for
   Staging& staging = *staging_[next_staging_];
   next_staging_ = (next_staging_ + 1) % staging_.size();
-  if (staging.copied) wait_for(*staging.copied);
-  if (staging.bytes < inputs_bytes_) {
-    staging.block = gpu_->allocate_pinned(inputs_bytes_);
-    staging.bytes = inputs_bytes_;
-    if (!staging.copied) staging.copied = gpu_->make_event();
-  }
+  wait_for(*staging.copied);
   Tensor placed[5];
   size_t at = 0;
   for (int i = 0; i < 5; ++i) {
@@ -481,7 +488,14 @@ Loss TrainingStep::evaluated() {
 }
 
 double TrainingStep::sum_of_squares(const Tensor& block) {
-  Replay replay(memory_, &update_plan_);  // the norm's scratch depends on the number of elements alone
+  // The norm's scratch depends on the number of elements, and on a GPU on their size.
+  auto plan = squares_plans_.find(block.dtype());
+  if (plan == squares_plans_.end()) {
+    memory_.begin_recording();
+    gradient_norm(context_, block, squares_, not_finite_);
+    plan = squares_plans_.emplace(block.dtype(), plan_memory(memory_.end_recording())).first;
+  }
+  Replay replay(memory_, &plan->second);
   gradient_norm(context_, block, squares_, not_finite_);
   replay.finish();
   double squares = 0;

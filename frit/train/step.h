@@ -166,6 +166,8 @@ class TrainingStep {
   const Plan* ready(Kind kind, const Batch& batch);
   void note(const Plan& plan);
   StepOptions step_options(bool accumulate);
+  // Room on the GPU for any batch of as many tokens a side.
+  void reserve_inputs(int64_t tokens);
   // The batch where the model lies, filled up on a GPU.
   BatchView place(const Batch& batch);
   template <typename Work>
@@ -182,6 +184,7 @@ class TrainingStep {
   Context context_;
   std::map<Key, Plan> plans_;
   Plan update_plan_;
+  std::map<DType, Plan> squares_plans_;  // of sum_of_squares, by a block's type
   size_t peak_ = 0, lower_bound_ = 0, total_ = 0;
 
   Block scalars_;  // the tensors below, where the model lies

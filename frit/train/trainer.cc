@@ -80,7 +80,10 @@ class AverageInModel {
     if (step_.ema().defined()) step_.exchange_ema(true);
   }
   ~AverageInModel() {
-    if (step_.ema().defined()) step_.exchange_ema(false);
+    if (step_.ema().defined()) try {
+        step_.exchange_ema(false);
+      } catch (const std::exception&) {  // the GPU fails: whoever uses it next is told
+      }
   }
   AverageInModel(const AverageInModel&) = delete;
   AverageInModel& operator=(const AverageInModel&) = delete;
@@ -147,7 +150,9 @@ struct Trainer::Impl {
     BatchPosition position;
   };
   std::deque<OnTheWay> on_the_way;
-  std::ofstream batches_file;  // with run.dump_steps
+  bool dumping = false;  // run.dump_steps, in a run's first start alone
+  std::string dumped;    // of the update in hand
+  std::ofstream batches_file;
 
   Impl(TrainConfig c, TrainerOutput o, TrainerHooks h)
       : config(std::move(c)),
@@ -218,6 +223,7 @@ struct Trainer::Impl {
   void finish_update(const OnTheWay& u, const StepResult& r);
   void show();
   void dump(const Batch& batch, int64_t update, double rate);
+  void write_dump();
   void log_metrics();
   void log_swallowed();
   bool validate();
@@ -274,6 +280,12 @@ void Trainer::Impl::restore(const CheckpointInfo& checkpoint) {
     read_blob(checkpoint, name, bytes.bytes());
     bytes.put_back();
   }
+  for (const auto& file : checkpoint.files)
+    if (file.name == "logits_bias") {
+      std::vector<float> bias(static_cast<size_t>(sizes.target_vocab));
+      read_blob(checkpoint, file.name, std::as_writable_bytes(std::span(bias)));
+      model->set_logits_bias(bias);
+    }
   if (step->ema().defined()) {
     std::vector<float> average(static_cast<size_t>(step->ema().numel()));
     read_blob(checkpoint, "ema", std::as_writable_bytes(std::span(average)));
@@ -311,6 +323,9 @@ void Trainer::Impl::save(bool interrupted, std::optional<double> metric) {
     step->get_ema(average.data());
     blobs.push_back(CheckpointBlob::array("ema", std::span<const float>(average)));
   }
+  // Not trained, but part of the model that training began from.
+  if (!model->logits_bias_values().empty())
+    blobs.push_back(CheckpointBlob::array("logits_bias", std::span<const float>(model->logits_bias_values())));
   metrics->sync();
   (interrupted ? *aside : *store).save(state.updates, blobs, metric);
   saved_attempts = state.attempts;
@@ -341,7 +356,11 @@ void Trainer::Impl::take_largest_batches(const std::optional<CheckpointInfo>& ch
 void Trainer::Impl::tune() {
   const fs::path own = run / "tuning.json", common = cache_directory() / "tuning.json";
   tuning = Tuning::load(own.string(), gpu->name());
-  if (tuning.size() == 0) tuning = Tuning::load(common.string(), gpu->name());
+  if (tuning.size() == 0) try {
+      tuning = Tuning::load(common.string(), gpu->name());
+    } catch (const Error& e) {
+      say(fmt::format("Note: {}; products are timed again", e.what()));
+    }
   const Clock::time_point begin = Clock::now();
   const int64_t found = tune_training(*gpu, tuning);
   step->context().set_tuning(&tuning);
@@ -353,7 +372,11 @@ void Trainer::Impl::tune() {
     say(fmt::format("Note: {} cannot be made, so the next run times its products again: {}",
                     common.parent_path().string(), error.message()));
   else
-    tuning.save(common.string(), gpu->name());
+    try {
+      tuning.save(common.string(), gpu->name());
+    } catch (const Error& e) {
+      say(fmt::format("Note: the next run times its products again: {}", e.what()));
+    }
   say(fmt::format("Products: {} shapes timed in {:.1f} s, {} known", found, seconds_between(begin, Clock::now()),
                   tuning.size()));
 }
@@ -429,26 +452,33 @@ bool Trainer::Impl::start_update(Prefetcher& prefetcher) {
   for (int64_t i = 0; i < count; ++i) {
     if (i > 0 && stop_requested()) return false;
     const Batch& now = count == 1 ? *batch : micro[static_cast<size_t>(i)];
-    if (u.attempt < config.run.dump_steps) dump(now, u.attempt + 1, rates[on_the_way.size()]);
+    if (dumping && u.attempt < config.run.dump_steps) dump(now, u.attempt + 1, rates[on_the_way.size()]);
     step->forward_backward(now, i);
   }
   if (hooks.before_update) hooks.before_update(u.attempt, model->workspace());
   step->update();
+  write_dump();
   on_the_way.push_back(u);
   return true;
 }
 
-// One line of batches.jsonl.
+// Makes one line of batches.jsonl.
 void Trainer::Impl::dump(const Batch& batch, int64_t update, double rate) {
-  if (!batches_file.is_open()) batches_file.open(run / "batches.jsonl", std::ios::app);
-  batches_file << fmt::format("{{\"step\": {}, \"lr\": {}", update, rate);
+  dumped += fmt::format("{{\"step\": {}, \"lr\": {}", update, rate);
   for (const auto& [name, values] : {std::pair{"source_ids", &batch.source_ids},
                                      {"source_offsets", &batch.source_offsets},
                                      {"target_ids", &batch.target_ids},
                                      {"labels", &batch.labels},
                                      {"target_offsets", &batch.target_offsets}})
-    batches_file << fmt::format(", \"{}\": [{}]", name, fmt::join(*values, ", "));
-  batches_file << "}" << std::endl;
+    dumped += fmt::format(", \"{}\": [{}]", name, fmt::join(*values, ", "));
+  dumped += "}\n";
+}
+
+// Writes what was dumped of an update that is whole.
+void Trainer::Impl::write_dump() {
+  if (dumped.empty()) return;
+  if (!batches_file.is_open()) batches_file.open(run / "batches.jsonl", std::ios::trunc);
+  batches_file << std::exchange(dumped, {}) << std::flush;
   if (!batches_file) fail("[train] cannot write {}", (run / "batches.jsonl").string());
 }
 
@@ -641,6 +671,7 @@ void Trainer::Impl::finish_model() {
     average.mean(values);
   }
   std::copy(values.begin(), values.end(), final_model.workspace().parameters().data<float>());
+  if (!model->logits_bias_values().empty()) final_model.set_logits_bias(model->logits_bias_values());
 
   const fs::path place = run / "model", temporary = run / "model.tmp", old = run / "model.old";
   std::error_code error;
@@ -730,7 +761,9 @@ TrainResult Trainer::Impl::train() {
       model->load_weights(config.model.init_from);
     metrics.emplace(MetricsWriter::resume(run / "metrics.jsonl", -1));
     state.loss_scale = step->numbers().loss_scale;
+    fs::remove(run / "swallowed.jsonl");
     if (config.run.dump_steps > 0) {
+      dumping = true;
       fs::remove(run / "batches.jsonl");
       model->save_weights((run / "start.safetensors").string());
     }
@@ -790,6 +823,7 @@ TrainResult Trainer::Impl::train() {
     }
     if (period_passed(save_every, was, here()) && saved_attempts != state.attempts) save(false);
   }
+  finish_updates(true);
   if (end == TrainEnd::kFinished && !period_reached(stop_after, here()) && state.updates > 0) {
     const double rate = learning_rate(schedule, state.updates);
     if (schedule.total_steps > 0 && rate > schedule.floor)
@@ -799,7 +833,6 @@ TrainResult Trainer::Impl::train() {
                       format_count(state.updates), format_count(schedule.total_steps), schedule_name(schedule.kind),
                       rate, schedule.floor));
   }
-  finish_updates(true);
   log_metrics();
   if (has_valid() && state.validated != state.attempts) {
     state.validation_pending = true;

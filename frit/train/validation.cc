@@ -69,6 +69,7 @@ void Validation::plan(TrainingStep& step) {
 // The weights that the model computes with now, which need not be those of its master, widened into host_.
 void Validation::copy_to_host(const Transformer& model) {
   if (!host_) host_ = std::make_unique<Transformer>(model.config(), Transformer::Options{});
+  if (!model.logits_bias_values().empty()) host_->set_logits_bias(model.logits_bias_values());
   const Workspace& from = model.workspace();
   float* to = host_->workspace().parameters().data<float>();
   const Tensor p = from.parameters();

@@ -155,6 +155,8 @@ class Transformer {
   LayerOptions decoder_options() const { return layer_options(config_.decoder_heads, false, false); }
   // final_logits_bias, f32 [V]; undefined if it is all zeros.
   Tensor logits_bias() const { return weights_.output.bias; }
+  // Its values on the host; empty if it is all zeros.
+  const std::vector<float>& logits_bias_values() const { return logits_bias_; }
   // Errors: std::invalid_argument unless there is one value a target token.
   void set_logits_bias(const std::vector<float>& values);
 
