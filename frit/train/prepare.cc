@@ -168,11 +168,6 @@ void check_device(const std::string& device) {
 }  // namespace
 
 void check_settings(const TrainConfig& config) {
-  check_device(config.run.device);
-  if (config.training.batch_tokens == 0 && config.run.device != "cuda")
-    fail(
-        "[config] training.batch_tokens 0 takes the largest batches that fit on a GPU: give a number for run.device {}",
-        config.run.device);
   // The sizes, with vocabularies that fit: which ones there are the tokenizer will tell.
   const bool trained = config.data.tokenizer.empty() && config.model.init_from.empty();
   config_of(config, std::nullopt, trained ? config.data.joint_vocabulary : true).validate();
@@ -187,6 +182,11 @@ void check_settings(const TrainConfig& config) {
 }
 
 void check_before_preparing(const TrainConfig& config) {
+  check_device(config.run.device);
+  if (config.training.batch_tokens == 0 && config.run.device != "cuda")
+    fail(
+        "[config] training.batch_tokens 0 takes the largest batches that fit on a GPU: give a number for run.device {}",
+        config.run.device);
   const auto& d = config.data;
   const auto& m = config.model;
   for (const auto& [key, path] : {std::pair{"data.train_source", &d.train_source},
