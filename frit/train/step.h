@@ -86,7 +86,7 @@ class TrainingStep {
   size_t total() const { return total_; }
   size_t peak() const { return peak_; }
   size_t arena_bytes() const { return memory_.arena_bytes(); }
-  // On a GPU, beside arena and workspace: the batch, the optimizer's numbers and the average of weights.
+  // On a GPU, beside arena and workspace: the batch. (The average of weights is not counted.)
   size_t input_bytes() const { return inputs_bytes_; }
   int64_t plans() const { return static_cast<int64_t>(plans_.size()); }
 
