@@ -185,7 +185,7 @@ TEST_F(CommandTest, HelpOfAll) {
 
 TEST_F(CommandTest, BadUsageIsTwoAndNamesTheNearest) {
   expect_error({}, 2, "needs a command: train, translate");
-  expect_error({"bench"}, 2, "needs a command: ops, step, translate");
+  expect_error({"bench"}, 2, "needs a command: ops, step, decode, translate");
   expect_error({"bench", "stepp"}, 2, "did you mean step?");
   expect_error({"bench", "translate", "a", "b", "--beem", "1"}, 2, "did you mean --beam?");
   expect_error({"trian", "x.toml"}, 2, "unknown command trian; did you mean train?");

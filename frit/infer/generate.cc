@@ -421,19 +421,15 @@ void Generator::Impl::step(int64_t position) {
   std::erase_if(active, [](const Search* s) { return s->length == 0; });
 }
 
-std::vector<std::vector<Hypothesis>> Generator::generate(std::span<const GenerateInput> inputs,
-                                                         const GenerateOptions& options) {
+std::vector<int64_t> Generator::check(std::span<const GenerateInput> inputs, const GenerateOptions& options) const {
   const TransformerConfig& c = config();
   options.validate(c);
-  if (inputs.empty()) return {};
   // As many ids as there are positions to read them, and one more that is never read.
   const int64_t most = options.max_length > 0 ? options.max_length : c.max_positions + 1;
-  const auto max_length = [&](const GenerateInput& input) {
-    const int64_t prompt = 1 + static_cast<int64_t>(input.prefix.size());
-    return options.max_new_tokens > 0 ? std::min(most, prompt + options.max_new_tokens) : most;
-  };
   std::vector<int64_t> longest;
   for (const GenerateInput& input : inputs) {
+    const int64_t prompt = 1 + static_cast<int64_t>(input.prefix.size());
+    longest.push_back(options.max_new_tokens > 0 ? std::min(most, prompt + options.max_new_tokens) : most);
     FRIT_CHECK(!input.source.empty(), "[generate] a source without tokens, expected at least EOS");
     FRIT_CHECK(static_cast<int64_t>(input.source.size()) <= c.max_positions,
                "[generate] a source of {} tokens, but the model has {} positions", input.source.size(),
@@ -442,12 +438,24 @@ std::vector<std::vector<Hypothesis>> Generator::generate(std::span<const Generat
       FRIT_CHECK(id >= 0 && id < c.source_vocab, "[generate] source id {}, expected one below {}", id, c.source_vocab);
     for (const int32_t id : input.prefix)
       FRIT_CHECK(id >= 0 && id < c.target_vocab, "[generate] prefix id {}, expected one below {}", id, c.target_vocab);
-    FRIT_CHECK(1 + static_cast<int64_t>(input.prefix.size()) < max_length(input),
-               "[generate] a prefix of {} tokens leaves no room below the maximum length {}", input.prefix.size(),
-               max_length(input));
-    longest.push_back(max_length(input));
+    FRIT_CHECK(prompt < longest.back(), "[generate] a prefix of {} tokens leaves no room below the maximum length {}",
+               input.prefix.size(), longest.back());
   }
+  return longest;
+}
+
+std::map<std::string, double> Generator::time_parts(std::span<const GenerateInput> inputs,
+                                                    const GenerateOptions& options, int64_t position, int replays) {
+  if (!gpu_) fail("[generate] parts are timed on a GPU");
+  return gpu_->time_parts(inputs, check(inputs, options), options, position, replays);
+}
+
+std::vector<std::vector<Hypothesis>> Generator::generate(std::span<const GenerateInput> inputs,
+                                                         const GenerateOptions& options) {
+  const std::vector<int64_t> longest = check(inputs, options);
+  if (inputs.empty()) return {};
   if (gpu_) return gpu_->generate(inputs, longest, options);
+  const TransformerConfig& c = config();
   Impl& g = *impl_;
   g.longest = *std::max_element(longest.begin(), longest.end());
   g.options = &options;

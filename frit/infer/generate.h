@@ -1,8 +1,10 @@
 // Translates token ids with an encoder-decoder Transformer, on the CPU or a GPU: greedy, beam search, sampling.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -83,6 +85,11 @@ class Generator {
   int64_t tune(Tuning& tuning);
   // On a GPU; empty without one.
   const GenerateReport& report() const;
+  // On a GPU: microseconds that each kind of work (kernels by name, "product", ...) of step number `position` of such a
+  // call takes when it runs alone, and "all" of it: graphs replayed, the median. Outputs must be longer than position +
+  // replays + 1 tokens. Errors: frit::Error without a GPU, or in the simulator, which has no clock.
+  std::map<std::string, double> time_parts(std::span<const GenerateInput> inputs, const GenerateOptions& options,
+                                           int64_t position, int replays);
 
  private:
   struct Impl;
@@ -90,6 +97,8 @@ class Generator {
   std::unique_ptr<Impl> impl_;               // on the CPU
   std::unique_ptr<class GpuGenerator> gpu_;  // on a GPU
   GenerateReport no_report_;
+  // Ids of each input's hypotheses at most. Errors: as generate().
+  std::vector<int64_t> check(std::span<const GenerateInput> inputs, const GenerateOptions& options) const;
 };
 
 }  // namespace frit

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -490,10 +491,8 @@ GpuGenerator::StepKey GpuGenerator::step_key(const Call& call, int64_t sentences
 
 // ---- A call ----
 
-std::vector<std::vector<Hypothesis>> GpuGenerator::generate(std::span<const GenerateInput> inputs,
-                                                            std::span<const int64_t> longest,
-                                                            const GenerateOptions& options) {
-  const GpuRange range(&gpu_, "generate");
+GpuGenerator::Call GpuGenerator::begin(std::span<const GenerateInput> inputs, std::span<const int64_t> longest,
+                                       const GenerateOptions& options) {
   Call call;
   call.options = &options;
   const int64_t ends = std::max<int64_t>(2, 1 + static_cast<int64_t>(options.eos_ids.size()));
@@ -510,7 +509,7 @@ std::vector<std::vector<Hypothesis>> GpuGenerator::generate(std::span<const Gene
   call.encoder = {attention_rounded(tokens, 32), attention_rounded(longest_source, kAttentionLengthStep)};
   Extent wanted;
   wanted.width = options.sampling ? options.nbest : options.beam;
-  wanted.sentences = bucket_of(S);
+  wanted.sentences = call.sentences = bucket_of(S);
   const int64_t usual = (2 * longest_source + kPositionStep) / kPositionStep * kPositionStep;
   wanted.positions = std::min(call.longest - 1, std::max(usual, kPositionStep));
   wanted.source_tokens = call.encoder.first, wanted.prompt_tokens = power_of_two(prompts, 16);
@@ -527,9 +526,7 @@ std::vector<std::vector<Hypothesis>> GpuGenerator::generate(std::span<const Gene
   }
 
   if (survivors_.defined()) gpu_.fill(survivors_.raw(), 0, static_cast<size_t>(survivors_.bytes()));
-  auto& progress = *reinterpret_cast<int64_t*>(progress_.get());
-  std::atomic_ref<int64_t> seen(progress);
-  seen.store(S);
+  progress().store(S);
   began_->record();
   upload(inputs, longest, call);
   run(encoder, [&] { encode(call.encoder); });
@@ -539,7 +536,15 @@ std::vector<std::vector<Hypothesis>> GpuGenerator::generate(std::span<const Gene
   if (!options.token_scores) begin.state.token_scores = begin.state.done_token_scores = {};
   search_begin(context_, begin);
   encoded_->record();
+  return call;
+}
 
+std::vector<std::vector<Hypothesis>> GpuGenerator::generate(std::span<const GenerateInput> inputs,
+                                                            std::span<const int64_t> longest,
+                                                            const GenerateOptions& options) {
+  const GpuRange range(&gpu_, "generate");
+  const Call call = begin(inputs, longest, options);
+  const auto seen = progress();
   int64_t queued = 0;
   const int64_t most = call.longest - 1;
   for (Clock::time_point since = Clock::now(); queued < most;) {
@@ -555,16 +560,55 @@ std::vector<std::vector<Hypothesis>> GpuGenerator::generate(std::span<const Gene
       std::this_thread::yield();
       continue;
     }
-    if (queued == extent_.positions)
-      grow_positions(std::min(most, extent_.positions + extent_.positions / 2 + kPositionStep));
-    step_number_ = queued;
-    const StepKey key = step_key(call, std::min(bucket_of(live), wanted.sentences), queued + 1);
-    run(ready(steps_[key], [&] { step(key); }), [&] { step(key); });
-    ++queued, since = Clock::now();
+    queue_step(call, live, queued++);
+    since = Clock::now();
   }
   searched_->record();
   report_.steps = queued;
   return collect(call, inputs, queued);
+}
+
+// Puts the step at `position` on the stream, for as many sentences as are left or more.
+void GpuGenerator::queue_step(const Call& call, int64_t live, int64_t position) {
+  if (position == extent_.positions)
+    grow_positions(std::min(call.longest - 1, position + position / 2 + kPositionStep));
+  step_number_ = position;
+  const StepKey key = step_key(call, std::min(bucket_of(live), call.sentences), position + 1);
+  run(ready(steps_[key], [&] { step(key); }), [&] { step(key); });
+}
+
+std::map<std::string, double> GpuGenerator::time_parts(std::span<const GenerateInput> inputs,
+                                                       std::span<const int64_t> longest, const GenerateOptions& options,
+                                                       int64_t position, int replays) {
+  const Call call = begin(inputs, longest, options);
+  const auto live = static_cast<int64_t>(inputs.size());
+  FRIT_CHECK(position + replays + 1 < call.longest, "[generate] {} steps from {} on are timed, but outputs end at {}",
+             replays, position, call.longest);
+  for (int64_t p = 0; p < position; ++p) queue_step(call, live, p);
+  gpu_.synchronize();
+  const StepKey key = step_key(call, call.sentences, position + 1);
+  Recorded& recorded = ready(steps_[key], [&] { step(key); });
+  const auto time = [&](std::function<bool(std::string_view)> runs) {
+    gpu_.set_filter(std::move(runs));
+    std::vector<double> times = gpu_.time_graph(
+        [&] {
+          Replay replay(memory_, recorded.plan);
+          step(key);
+          replay.finish();
+        },
+        replays);
+    gpu_.set_filter(nullptr);
+    std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
+    return times[times.size() / 2];
+  };
+  std::set<std::string, std::less<>> names;
+  std::map<std::string, double> parts;
+  parts["all"] = time([&](std::string_view name) {
+    names.emplace(name);
+    return true;
+  });
+  for (const std::string& part : names) parts[part] = time([&](std::string_view name) { return name == part; });
+  return parts;
 }
 
 std::vector<std::vector<Hypothesis>> GpuGenerator::collect(const Call& call, std::span<const GenerateInput> inputs,

@@ -1,5 +1,6 @@
 // Generator on a GPU: the whole search runs there, a recorded graph a step; the host queues steps and reads results.
 #pragma once
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -45,6 +46,8 @@ class GpuGenerator {
   std::vector<std::vector<Hypothesis>> generate(std::span<const GenerateInput> inputs, std::span<const int64_t> longest,
                                                 const GenerateOptions& options);
   int64_t tune(Tuning& tuning);
+  std::map<std::string, double> time_parts(std::span<const GenerateInput> inputs, std::span<const int64_t> longest,
+                                           const GenerateOptions& options, int64_t position, int replays);
   const GenerateReport& report() const { return report_; }
 
  private:
@@ -65,7 +68,8 @@ class GpuGenerator {
   struct Call {
     const GenerateOptions* options = nullptr;
     int64_t keep = 1;
-    int64_t longest = 0;  // ids of a hypothesis
+    int64_t longest = 0;    // ids of a hypothesis
+    int64_t sentences = 0;  // for which there is room
     EncoderKey encoder;
   };
   struct Recorded {
@@ -74,6 +78,8 @@ class GpuGenerator {
     int64_t kernels = 0, products = 0;  // that were recorded
   };
 
+  // Buffers, plans, and what comes before the first step.
+  Call begin(std::span<const GenerateInput> inputs, std::span<const int64_t> longest, const GenerateOptions& options);
   void reserve(const Extent& wanted);
   void grow_positions(int64_t positions);
   void upload(std::span<const GenerateInput> inputs, std::span<const int64_t> longest, const Call& call);
@@ -82,6 +88,11 @@ class GpuGenerator {
   StepKey step_key(const Call& call, int64_t sentences, int64_t length) const;
   void run(Recorded& recorded, const std::function<void()>& work);
   Recorded& ready(Recorded& recorded, const std::function<void()>& work);
+  void queue_step(const Call& call, int64_t live, int64_t position);
+  // What search_step wrote last: steps done * 2^32 + live sentences.
+  std::atomic_ref<int64_t> progress() const {
+    return std::atomic_ref<int64_t>(*reinterpret_cast<int64_t*>(progress_.get()));
+  }
   std::vector<std::vector<Hypothesis>> collect(const Call& call, std::span<const GenerateInput> inputs, int64_t steps);
 
   // y = act(LN(x) weight^T + bias); `normed` receives LN(x), or x's place if there is no norm.
