@@ -8,7 +8,7 @@ using namespace linear_rows_tile;
 // A step of 16 along k: lane 4 g + t has k = 4 t .. 4 t + 3 of row g of each 8 of w, and of all rows of x. It sums its
 // own k in rising order; the four lanes' sums are added last.
 template <int tile_rows, int tile_columns, bool norm, bool aligned>
-FRIT_KERNEL(kThreads, 2)
+FRIT_KERNEL(kThreads, (aligned && !norm ? 2 : 1))
 linear_rows_fma_kernel(Operands<float> o) {
   constexpr int C = tile_columns / 8, kFlying = 8;  // rows of x under way at a time
   let_next_start();
@@ -39,6 +39,7 @@ linear_rows_fma_kernel(Operands<float> o) {
       copy_async_wait<0>();
     }
     const int steps = least(o.held, (end - from + 15) / 16);
+    FRIT_UNROLL_BY(1)
     for (int s = 0; s < steps; ++s) {
       const int at = from + 16 * s + 4 * t;
       Vec<float, 4> gamma, beta, w[C];

@@ -27,7 +27,7 @@ constexpr int kLinearRowsAny = 8;
 constexpr bool linear_rows_takes(int i, DType dtype, bool norm) {
   if (i == kLinearRowsAny) return true;
   const LinearRowsTile tile = kLinearRowsTiles[i];
-  return tile.rows * tile.columns <= (dtype == DType::kF32 ? 512 : norm ? 1024 : 2048);
+  return tile.rows * tile.columns <= (dtype == DType::kF32 ? 256 : norm ? 1024 : 2048);
 }
 // Loads of w a thread, 16 bytes each, that shared memory holds at a time: 64 KB a block.
 constexpr int kLinearRowsHeld = 16;

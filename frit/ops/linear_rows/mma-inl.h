@@ -19,11 +19,11 @@ FRIT_DEVICE void multiply(float (&sums)[4], const Vec<T, 8>& upper, const Vec<T,
 }
 
 template <typename T, int tile_rows, int tile_columns, bool norm, bool aligned>
-FRIT_KERNEL(kThreads, 2)
+FRIT_KERNEL(kThreads, (tile_rows * tile_columns > 1024 || !aligned ? 1 : 2))
 linear_rows_mma_kernel(Operands<T> o) {
   constexpr int M = tile_rows / 16, C = tile_columns / 8;
   // Steps whose x is under way at a time.
-  constexpr int kVectors = M * C > 2 || norm ? 8 : 16, kFlying = kVectors / (2 * M);
+  constexpr int kVectors = norm && M * C > 4 ? 4 : M * C > 2 || norm ? 8 : 16, kFlying = kVectors / (2 * M);
   let_next_start();
   const int first_row = static_cast<int>(block_index() % o.row_tiles) * tile_rows;
   const int tile = static_cast<int>(block_index() / o.row_tiles), first_column = tile * tile_columns;
