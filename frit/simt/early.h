@@ -7,6 +7,7 @@
 //   that
 //                                  is allowed before wait_for_previous(). Through the read-only path
 //   load_constant(g, i)            one element
+//   copy_constant_async16(shared, i, global, j, valid)    copy_async16 of the same; commit and wait as ever
 // A kernel that uses them may have begun before any of the kernels before it ended: whatever it reads by load_constant,
 // or prefetches, must have been written before a wait of the host, or be weights.
 #pragma once
@@ -29,6 +30,10 @@ template <typename T>
 FRIT_DEVICE std::remove_const_t<T> load_constant(const Global<T>& from, int64_t i) {
   return load<Cache::kReadOnly>(from, i);
 }
+template <typename T, typename U>
+FRIT_DEVICE void copy_constant_async16(const Shared<T>& to, int64_t i, const Global<U>& from, int64_t j, bool valid) {
+  copy_async16(to, i, from, j, valid);
+}
 #else
 FRIT_DEVICE void let_next_start() {}
 template <int N, typename T>
@@ -42,6 +47,10 @@ template <typename T>
 FRIT_DEVICE std::remove_const_t<T> load_constant(const Global<T>& from, int64_t i) {
   sim::touch_constant(from.raw() + i, sizeof(T), from.region());
   return from.raw()[i];
+}
+template <typename T, typename U>
+FRIT_DEVICE void copy_constant_async16(const Shared<T>& to, int64_t i, const Global<U>& from, int64_t j, bool valid) {
+  sim::copy_constant_async(to.offset(i), from.raw() + j, 16, valid ? 16 : 0, from.region());
 }
 #endif
 

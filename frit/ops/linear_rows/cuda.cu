@@ -24,7 +24,8 @@ void linear_rows_gpu(Context& context, const LinearRowsArgs& args, const Tensor&
   const int i = choose_instance(context, "linear_rows_forward", key, kLinearRowsNames,
                                 all ? linear_rows_choice(rows, n, dtype, norm) : kLinearRowsAny, accepts);
   if (dtype == DType::kF32) return linear_rows_f32_gpu(context, args, y, i);
-  linear_rows_16_gpu(context, args, y, i);
+  if (dtype == DType::kBF16) return linear_rows_bf16_gpu(context, args, y, i);
+  linear_rows_f16_gpu(context, args, y, i);
 }
 
 }  // namespace frit

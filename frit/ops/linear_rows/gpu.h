@@ -27,18 +27,21 @@ constexpr int kLinearRowsAny = 8;
 constexpr bool linear_rows_takes(int i, DType dtype, bool norm) {
   if (i == kLinearRowsAny) return true;
   const LinearRowsTile tile = kLinearRowsTiles[i];
-  return tile.rows * tile.columns <= (dtype == DType::kF32 ? 512 : norm ? 1024 : 2048);
+  return tile.rows * tile.columns <= (dtype == DType::kF32 ? 256 : norm ? 1024 : 2048);
 }
+// Loads of w a thread, 16 bytes each, that shared memory holds at a time: 64 KB a block.
+constexpr int kLinearRowsHeld = 16;
 // What runs by default: as few rows as hold them (32 for more), then the widest columns that still make 96 blocks.
 int linear_rows_choice(int64_t rows, int64_t n, DType dtype, bool norm);
 
-// A block of 8 warps makes a tile of y: each warp sums one piece of k, straight from global memory in 16-byte loads (no
-// operand is needed twice in a block); the pieces meet in shared memory. The first 8 loads of w a thread are under way
-// before the kernels before this one have ended, and what is left of w's tile is asked for from memory.
+// A block of 8 warps makes a tile of y: each warp sums one piece of k; no element of x or w is needed twice in a block,
+// so each thread loads, in 16 bytes, just what it multiplies. w's tile (up to 64 KB; of the rest memory is told) is
+// under way to shared memory before the kernels before this one have ended. The pieces' sums meet in shared memory.
 // Cost: 1 launch; 1 barrier, 2 with a norm.
 void linear_rows_gpu(Context& context, const LinearRowsArgs& args, const Tensor& y);
-// Its halves: instance i runs.
-void linear_rows_16_gpu(Context& context, const LinearRowsArgs& args, const Tensor& y, int i);
+// Its parts: instance i runs.
+void linear_rows_bf16_gpu(Context& context, const LinearRowsArgs& args, const Tensor& y, int i);
+void linear_rows_f16_gpu(Context& context, const LinearRowsArgs& args, const Tensor& y, int i);
 void linear_rows_f32_gpu(Context& context, const LinearRowsArgs& args, const Tensor& y, int i);
 
 }  // namespace frit

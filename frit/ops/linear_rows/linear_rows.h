@@ -9,17 +9,17 @@
 namespace frit {
 
 struct LinearRowsArgs {
-  Tensor x;     // [rows, k], any row stride
-  Tensor w;     // [n, k] as PyTorch stores it, any row stride; x's dtype. Constant: see below
-  Tensor bias;  // [n], x's dtype, optional. Constant
-  std::optional<Activation> activation;
-  Tensor residual;  // [rows, n], x's dtype, any row stride, optional; may be y (then of its dtype), and may be `normed`
-                    // of an earlier call
+  Tensor x;          // [rows, k], any row stride
+  Tensor w;          // [n, k] as PyTorch stores it, any row stride; x's dtype. Constant: see below
+  Tensor bias = {};  // [n], x's dtype, optional. Constant
+  std::optional<Activation> activation = {};
+  Tensor residual = {};  // [rows, n], x's dtype, any row stride, optional; may be y (then of its dtype), and may be
+                         // `normed` of an earlier call
 
   // LayerNorm of x's rows before the product, if gamma is given.
-  Tensor gamma, beta;  // [k], x's dtype. Constant
+  Tensor gamma = {}, beta = {};  // [k], x's dtype. Constant
   float epsilon = 1e-5f;
-  Tensor normed;  // [rows, k], x's dtype, any row stride, optional: receives LayerNorm(x); not x itself
+  Tensor normed = {};  // [rows, k], x's dtype, any row stride, optional: receives LayerNorm(x); not x itself
 };
 
 // Math: y = act(LN(x) w^T + bias) + residual, each but the product only if given. Sums in fp32; LN(x) is rounded to x's

@@ -19,30 +19,10 @@ struct Operands {
   Global<float> wide_y;  // y if it is f32 and T is not
   int64_t x_stride = 0, w_stride = 0, residual_stride = 0, y_stride = 0, normed_stride = 0;
   int rows = 0, n = 0, k = 0, piece = 0, row_tiles = 0;
+  int held = 0, region = 0;  // steps of w in shared memory at a time; bytes of a warp's region
   int activation = kNoActivation;
   float epsilon = 0;
 };
-template <typename T>
-Operands<T> operands(const LinearRowsArgs& args, const Tensor& y, int tile_rows) {
-  Operands<T> o;
-  o.x = global<const T>(args.x), o.w = global<const T>(args.w), o.bias = global<const T>(args.bias);
-  o.residual = global<const T>(args.residual), o.gamma = global<const T>(args.gamma);
-  o.beta = global<const T>(args.beta), o.normed = global<T>(args.normed);
-  if (y.dtype() == args.x.dtype())
-    o.y = global<T>(y);
-  else
-    o.wide_y = global<float>(y);
-  o.x_stride = args.x.row_stride(), o.w_stride = args.w.row_stride(), o.y_stride = y.row_stride();
-  if (args.residual.defined()) o.residual_stride = args.residual.row_stride();
-  if (args.normed.defined()) o.normed_stride = args.normed.row_stride();
-  o.rows = static_cast<int>(y.dim(0)), o.n = static_cast<int>(y.dim(1)), o.k = static_cast<int>(args.x.dim(1));
-  o.piece = static_cast<int>(linear_rows_piece(o.k));
-  o.row_tiles = (o.rows + tile_rows - 1) / tile_rows;
-  if (args.activation) o.activation = static_cast<int>(*args.activation);
-  o.epsilon = args.epsilon;
-  return o;
-}
-
 FRIT_DEVICE int least(int a, int b) {
   return a < b ? a : b;
 }
@@ -146,17 +126,51 @@ FRIT_DEVICE Vec<T, N> normalised(const Vec<T, N>& x, const Vec<T, N>& gamma, con
   return from_float<T>(y);
 }
 
-// ---- Sums of the pieces, and what comes behind ----
+// ---- Shared memory ----
 
-// Floats from row to row of a warp's part, so that 8-byte stores of a tile's quads meet no bank twice.
+// Each warp has a region of its own, in which first its piece of w lies (16 bytes a thread and load: the thread that
+// copies them reads them, so no barrier is needed), then its sums. Behind the regions: means and deviations.
+
+// Floats from row to row of a warp's sums, so that 8-byte stores of a tile's quads meet no bank twice.
 template <int tile_columns>
 constexpr int kPitch = tile_columns == 8 ? 8 : tile_columns + 8;
-template <int tile_rows, int tile_columns, bool norm>
-constexpr int64_t kSharedBytes = (int64_t{kWarps} * tile_rows * kPitch<tile_columns> + (norm ? 2 * tile_rows : 0)) * 4;
-template <int tile_columns>
-FRIT_DEVICE Shared<float> part_of(int warp, int row, int tile_rows) {
-  return shared_array<float>(0) + (warp * tile_rows + row) * kPitch<tile_columns>;
+template <int tile_rows, int tile_columns>
+int64_t region_bytes(int held) {
+  const int64_t w = int64_t{held} * tile_columns / 8 * kWarpSize * 16,
+                sums = int64_t{tile_rows} * kPitch<tile_columns> * 4;
+  return w > sums ? w : sums;
 }
+template <int tile_columns>
+FRIT_DEVICE Shared<float> sums_of(int warp, int row, int region) {
+  return shared_array<float>(warp * region) + row * kPitch<tile_columns>;
+}
+
+// step: what a warp takes of k at a time.
+template <typename T, int tile_rows, int tile_columns, int step>
+Operands<T> operands(const LinearRowsArgs& args, const Tensor& y, bool aligned) {
+  Operands<T> o;
+  o.x = global<const T>(args.x), o.w = global<const T>(args.w), o.bias = global<const T>(args.bias);
+  o.residual = global<const T>(args.residual), o.gamma = global<const T>(args.gamma);
+  o.beta = global<const T>(args.beta), o.normed = global<T>(args.normed);
+  if (y.dtype() == args.x.dtype())
+    o.y = global<T>(y);
+  else
+    o.wide_y = global<float>(y);
+  o.x_stride = args.x.row_stride(), o.w_stride = args.w.row_stride(), o.y_stride = y.row_stride();
+  if (args.residual.defined()) o.residual_stride = args.residual.row_stride();
+  if (args.normed.defined()) o.normed_stride = args.normed.row_stride();
+  o.rows = static_cast<int>(y.dim(0)), o.n = static_cast<int>(y.dim(1)), o.k = static_cast<int>(args.x.dim(1));
+  o.piece = static_cast<int>(linear_rows_piece(o.k));
+  o.row_tiles = (o.rows + tile_rows - 1) / tile_rows;
+  constexpr int kMost = kLinearRowsHeld * 8 / tile_columns;
+  o.held = o.piece / step < kMost ? o.piece / step : kMost;
+  o.region = static_cast<int>(region_bytes<tile_rows, tile_columns>(aligned ? o.held : 0));
+  if (args.activation) o.activation = static_cast<int>(*args.activation);
+  o.epsilon = args.epsilon;
+  return o;
+}
+
+// ---- What comes behind ----
 
 FRIT_DEVICE float activated(int activation, float x) {
   switch (activation) {
@@ -216,7 +230,7 @@ struct Epilogue {
       float sum[2] = {0, 0};
       FRIT_UNROLL
       for (int w = 0; w < kWarps; ++w) {
-        const Vec<float, 2> part = load_vec<2>(part_of<tile_columns>(w, row(i), tile_rows), column(i));
+        const Vec<float, 2> part = load_vec<2>(sums_of<tile_columns>(w, row(i), o.region), column(i));
         sum[0] += part[0], sum[1] += part[1];
       }
       Vec<float, 2> y;
@@ -235,7 +249,24 @@ struct Epilogue {
   }
 };
 
-// Asks memory for columns [begin, end) of the tile's rows of w, a piece of the warp's that its registers do not hold.
+// Begins to copy `held` steps of w from column `from` on to the warp's region: lane 4 g + t gets N elements from
+// 4 N s + N t on of row g of each 8.
+template <int tile_columns, typename T>
+FRIT_DEVICE void hold(const Operands<T>& o, const Shared<T>& region, int first_column, int from, int end) {
+  constexpr int N = kVecOf<T>, C = tile_columns / 8;
+  const int g = lane() / 4, t = lane() % 4;
+  const Global<const T> w = o.w + (static_cast<int64_t>(first_column) + g) * o.w_stride;
+  FRIT_UNROLL_BY(2)
+  for (int s = 0; s < o.held; ++s) {
+    const int at = from + 4 * N * s + N * t;
+    FRIT_UNROLL
+    for (int c = 0; c < C; ++c)
+      copy_constant_async16(region, ((s * C + c) * kWarpSize + lane()) * N, w + 8 * c * o.w_stride, at,
+                            first_column + 8 * c + g < o.n && at < end);
+  }
+  copy_async_commit();
+}
+// Asks memory for columns [begin, end) of the tile's rows of w, what the warp's region does not hold at first.
 template <int tile_columns, typename T>
 FRIT_DEVICE void prefetch_rest(const Operands<T>& o, int first_column, int begin, int end) {
   constexpr int kLine = 128 / sizeof(T);
