@@ -104,7 +104,8 @@ GpuGenerator::GpuGenerator(Context& context, const Transformer& model, const Gen
       gpu_(context.gpu()),
       memory_(&gpu_),
       context_(context.pool(), memory_, &gpu_),
-      tensors_(gpu_) {
+      tensors_(gpu_),
+      constants_(gpu_) {
   FRIT_CHECK(model.workspace().device() == &gpu_, "[generate] the model does not lie on the context's GPU");
   FRIT_CHECK(how.steps_ahead >= 1, "[generate] steps_ahead is {}, expected 1 or more", how.steps_ahead);
   const TransformerConfig& c = model.config();
@@ -114,6 +115,7 @@ GpuGenerator::GpuGenerator(Context& context, const Transformer& model, const Gen
   progress_ = gpu_.allocate_pinned(sizeof(int64_t));
   gpu_.born(progress_.get(), sizeof(int64_t), DType::kI64);
   state_.progress = Tensor(progress_.get(), DType::kI64, {1}, gpu_.device());
+  round_bias();
 }
 
 GpuGenerator::~GpuGenerator() {
@@ -126,6 +128,19 @@ GpuGenerator::~GpuGenerator() {
 
 void GpuGenerator::refresh() {
   encoders_.clear(), steps_.clear();  // the logits' bias may lie elsewhere
+  round_bias();
+}
+
+void GpuGenerator::round_bias() {
+  const DType dtype = model_.workspace().parameters().dtype();
+  constants_.clear();
+  rounded_bias_ = model_.logits_bias();
+  if (!rounded_bias_.defined() || dtype == DType::kF32) return;
+  std::vector<uint16_t> values;
+  for (const float v : model_.logits_bias_values())
+    values.push_back(dtype == DType::kF16 ? float16(v).bits : bfloat16(v).bits);
+  rounded_bias_ = constants_.make(dtype, {V_});
+  gpu_.upload(rounded_bias_.raw(), values.data(), values.size() * sizeof(uint16_t));
 }
 
 int64_t GpuGenerator::tune(Tuning& tuning) {
@@ -417,7 +432,8 @@ void GpuGenerator::step(const StepKey& key) {
   Buffer logits;
   {
     Buffer normed;
-    logits = project(x, w.decoder_norm, {w.output.weight, w.output.bias}, {}, DType::kF32, normed);
+    logits = project(x, w.decoder_norm, {w.output.weight, by_rows(R) ? rounded_bias_ : w.output.bias}, {}, DType::kF32,
+                     normed);
     x.release();
   }
   const int64_t count = key.sampling ? 1 : key.count;

@@ -103,6 +103,7 @@ class GpuGenerator {
   // x weight^T + bias + residual.
   Buffer close(const Tensor& x, const Linear& linear, const Tensor& residual);
   bool by_rows(int64_t rows) const;
+  void round_bias();
   Buffer feed_forward(Buffer x, const FeedForward& w);
 
   const Transformer& model_;
@@ -114,7 +115,8 @@ class GpuGenerator {
   GenerateReport report_;
   int64_t H_, V_, layers_, places_;
 
-  DeviceTensors tensors_;
+  DeviceTensors tensors_, constants_;
+  Tensor rounded_bias_;  // the logits' bias in the model's dtype, which linear_rows takes; undefined if there is none
   SearchState state_;
   Tensor survivors_;  // i32 [steps, rows], if they are counted
   int64_t step_number_ = 0, products_ = 0;

@@ -1,5 +1,5 @@
-// The Generator on a GPU, or in the simulator where there is none, against the one on the CPU: the same tokens and scores
-// for every way to search; independence of the batch; graphs.
+// The Generator on a GPU, or in the simulator where there is none, against the one on the CPU: the same tokens and
+// scores for every way to search; independence of the batch; graphs.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -32,8 +32,8 @@ GenerateOptions tiny_options() {
 
 // The same weights on both devices; outputs end at different lengths, since EOS is made likely.
 struct Pair {
-  explicit Pair(const TransformerConfig& config = tiny_config(), uint32_t seed = 3, Precision precision = Precision::kF32,
-                GeneratorOptions how = {})
+  explicit Pair(const TransformerConfig& config = tiny_config(), uint32_t seed = 3,
+                Precision precision = Precision::kF32, GeneratorOptions how = {})
       : gpu(make_gpu()),
         pool(2),
         device_memory(gpu.get()),
@@ -115,7 +115,7 @@ TEST(GpuGenerate, BeamsOfTheCpu) {
 }
 
 TEST(GpuGenerate, PenaltiesAndEarlyStopping) {
-  Pair pair(tiny_config(), 4, Precision::kF32, kLibrary);
+  Pair pair(tiny_config(), 4);
   const auto sources = random_sources(4, 2);
   const auto inputs = inputs_of(sources);
   for (const LengthPenalty penalty : {LengthPenalty::kNone, LengthPenalty::kLength, LengthPenalty::kGnmt})
@@ -129,7 +129,7 @@ TEST(GpuGenerate, PenaltiesAndEarlyStopping) {
 }
 
 TEST(GpuGenerate, Processors) {
-  Pair pair(tiny_config(), 5, Precision::kF32, kLibrary);
+  Pair pair(tiny_config(), 5);
   const auto sources = random_sources(4, 3);
   const std::vector<int32_t> prefix = {7, 9, 7};
   const auto inputs = inputs_of(sources, prefix);
@@ -137,18 +137,23 @@ TEST(GpuGenerate, Processors) {
     const char* name;
     std::function<void(GenerateOptions&)> set;
   };
-  const Case cases[] = {
-      {"repetition", [](GenerateOptions& o) { o.repetition_penalty = 1.4; }},
-      {"boost", [](GenerateOptions& o) { o.repetition_penalty = 0.5; }},
-      {"ngram", [](GenerateOptions& o) { o.no_repeat_ngram = 2; }},
-      {"unigram", [](GenerateOptions& o) { o.no_repeat_ngram = 1; }},
-      {"bad words", [](GenerateOptions& o) { o.bad_words = {{60}, {9, 5}, {7, 7}, {3}, {21}, {5, 8, 9}}; }},
-      {"lengths", [](GenerateOptions& o) { o.min_length = 5, o.min_new_tokens = 4, o.eos_ids = {0, 11}; }},
-      {"forced", [](GenerateOptions& o) { o.forced_eos_id = 0, o.forced_bos_id = 17; }},
-      {"all", [](GenerateOptions& o) {
-         o.repetition_penalty = 1.2, o.no_repeat_ngram = 3, o.min_length = 6, o.forced_eos_id = 0;
-         o.bad_words = {{60}, {9, 5}};
-       }}};
+  const Case cases[] = {{"repetition", [](GenerateOptions& o) { o.repetition_penalty = 1.4; }},
+                        {"boost", [](GenerateOptions& o) { o.repetition_penalty = 0.5; }},
+                        {"ngram", [](GenerateOptions& o) { o.no_repeat_ngram = 2; }},
+                        {"unigram", [](GenerateOptions& o) { o.no_repeat_ngram = 1; }},
+                        {"bad words",
+                         [](GenerateOptions& o) {
+                           o.bad_words = {{60}, {9, 5}, {7, 7}, {3}, {21}, {5, 8, 9}};
+                         }},
+                        {"lengths",
+                         [](GenerateOptions& o) {
+                           o.min_length = 5, o.min_new_tokens = 4, o.eos_ids = {0, 11};
+                         }},
+                        {"forced", [](GenerateOptions& o) { o.forced_eos_id = 0, o.forced_bos_id = 17; }},
+                        {"all", [](GenerateOptions& o) {
+                           o.repetition_penalty = 1.2, o.no_repeat_ngram = 3, o.min_length = 6, o.forced_eos_id = 0;
+                           o.bad_words = {{60}, {9, 5}};
+                         }}};
   for (const int64_t beam : {1, 3})
     for (const Case& c : cases) {
       SCOPED_TRACE(fmt::format("{} beam {}", c.name, beam));
@@ -190,6 +195,113 @@ TEST(GpuGenerate, PreNormGeluAndLongOutputs) {
   o.beam = 2, o.max_new_tokens = 80, o.min_new_tokens = 75;
   expect_alike(pair.on_cpu->generate(inputs, o), pair.on_gpu->generate(inputs, o));
   EXPECT_EQ(pair.on_gpu->report().steps, 80);
+}
+
+// The same sentence at the first and the last place of batches of 1 and 7, of which some end early.
+void check_independence(Pair& pair, GenerateOptions options, const std::vector<int32_t>& prefix = {}) {
+  options.token_scores = true;
+  const auto sources = random_sources(9, 12);
+  for (const size_t subject : {size_t{7}, size_t{8}}) {
+    const GenerateInput input{sources[subject], prefix, subject};
+    const auto alone = pair.on_gpu->generate(std::span(&input, 1), options)[0];
+    ASSERT_FALSE(alone.empty());
+    for (const size_t place : {size_t{0}, size_t{6}}) {
+      SCOPED_TRACE(place);
+      std::vector<GenerateInput> inputs;
+      for (size_t i = 0; i < 7; ++i)
+        inputs.push_back(
+            i == place
+                ? input
+                : GenerateInput{sources[i], i % 3 ? std::span<const int32_t>() : std::span<const int32_t>(prefix), i});
+      expect_same_bits(pair.on_gpu->generate(inputs, options)[place], alone);
+    }
+  }
+}
+
+// In every precision the products by rows give a sentence the same bits in every batch.
+TEST(GpuGenerate, RowsDoNotDependOnTheBatch) {
+  for (const Precision precision : {Precision::kF32, Precision::kF16Stochastic, Precision::kBF16Stochastic}) {
+    SCOPED_TRACE(name_of(precision));
+    Pair pair(tiny_config(), 3, precision, {.products = GeneratorOptions::Products::kRows});
+    GenerateOptions o = tiny_options();
+    o.beam = 3, o.nbest = 3;
+    check_independence(pair, o, {7, 9});
+    if (precision == Precision::kF32) {
+      o.beam = o.nbest = 1;
+      check_independence(pair, o);
+    }
+  }
+}
+
+TEST(GpuGenerate, SixteenBitsAreNearTheCpu) {
+  for (const Precision precision : {Precision::kF16Stochastic, Precision::kBF16Stochastic})
+    for (const auto products : {GeneratorOptions::Products::kRows, GeneratorOptions::Products::kLibrary}) {
+      SCOPED_TRACE(fmt::format("{} {}", name_of(precision), name_of(products)));
+      Pair pair(tiny_config(), 3, precision, {.products = products});
+      const auto sources = random_sources(6, 14);
+      const auto inputs = inputs_of(sources);
+      GenerateOptions o = tiny_options();
+      o.beam = 2;
+      const Lists expected = pair.on_cpu->generate(inputs, o), got = pair.on_gpu->generate(inputs, o);
+      int same = 0;
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        if (expected[i][0].tokens != got[i][0].tokens) continue;
+        ++same;
+        EXPECT_NEAR(expected[i][0].score, got[i][0].score, precision == Precision::kF16Stochastic ? 0.01 : 0.1);
+      }
+      EXPECT_GE(same, 3);
+    }
+}
+
+TEST(GpuGenerate, GraphsChangeNoBit) {
+  Pair with(tiny_config(), 3, Precision::kF32), without(tiny_config(), 3, Precision::kF32, {.graphs = false});
+  GenerateOptions o = tiny_options();
+  o.beam = 4, o.nbest = 4, o.token_scores = true;
+  for (const unsigned seed : {20u, 21u, 22u}) {  // batches of several sizes, over the same graphs
+    const auto sources = random_sources(static_cast<int>(2 + seed % 3), seed);
+    const auto inputs = inputs_of(sources);
+    const Lists a = with.on_gpu->generate(inputs, o), b = without.on_gpu->generate(inputs, o);
+    for (size_t i = 0; i < a.size(); ++i) expect_same_bits(a[i], b[i]);
+  }
+}
+
+// Sentences that have ended leave the batch: fewer rows are computed, and steps end when the last one has.
+TEST(GpuGenerate, FinishedSentencesLeave) {
+  Pair pair;
+  const auto sources = random_sources(4, 30);
+  const auto inputs = inputs_of(sources);
+  GenerateOptions o = tiny_options();
+  o.max_new_tokens = 20;
+  const Lists lists = pair.on_gpu->generate(inputs, o);
+  size_t longest = 0;
+  for (const auto& list : lists) longest = std::max(longest, list[0].tokens.size());
+  EXPECT_LT(longest, 20u);
+  EXPECT_LE(pair.on_gpu->report().steps, static_cast<int64_t>(longest) + 1);
+  EXPECT_GT(pair.on_gpu->report().cache_bytes, 0);
+}
+
+TEST(GpuGenerate, RefreshSeesNewParameters) {
+  Pair pair, other(tiny_config(), 9);
+  const auto sources = random_sources(3, 31);
+  const auto inputs = inputs_of(sources);
+  const GenerateOptions o = tiny_options();
+  pair.on_gpu->generate(inputs, o);
+  pair.gpu_model.initialise(9);
+  pair.on_gpu->refresh();
+  expect_alike(other.on_gpu->generate(inputs, o), pair.on_gpu->generate(inputs, o));
+}
+
+TEST(GpuGenerate, ImpossibleThingsAreErrors) {
+  Pair pair;
+  const std::vector<int32_t> source = {4, 5, 0};
+  const GenerateInput input{source, {}, 0};
+  GenerateOptions o = tiny_options();
+  o.beam = 0;
+  EXPECT_THROW(pair.on_gpu->generate(std::span(&input, 1), o), std::invalid_argument);
+  o.beam = 2, o.max_length = 99;
+  EXPECT_THROW(pair.on_gpu->generate(std::span(&input, 1), o), std::invalid_argument);
+  EXPECT_THROW(Generator(pair.gpu_context, pair.cpu_model), std::invalid_argument);
+  EXPECT_THROW(Generator(pair.cpu_context, pair.gpu_model), std::invalid_argument);
 }
 
 }  // namespace
