@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -19,6 +20,7 @@
 #include "frit/ops/gemm/gemm.h"
 #include "frit/ops/layer_norm/layer_norm.h"
 #include "frit/ops/linear_rows/linear_rows.h"
+#include "frit/ops/sample_step/sample_step.h"
 #include "frit/simt/copy.h"
 
 namespace frit {
@@ -190,6 +192,7 @@ void GpuGenerator::reserve(const Extent& wanted) {
   const Part parts[] = {{&count_, DType::kI32, 1},
                         {&settings_, DType::kI32, e.settings},
                         {&numbers_, DType::kF32, kSearchNormalisers + P + 1},
+                        {&draw_, DType::kI64, kDrawSentences + n},
                         {&s.prompt, DType::kI32, n},
                         {&s.max_length, DType::kI32, n},
                         {&source_offsets_, DType::kI32, n + 1},
@@ -197,12 +200,15 @@ void GpuGenerator::reserve(const Extent& wanted) {
                         {&prompt_ids_, DType::kI32, e.prompt_tokens},
                         {&source_ids_, DType::kI32, e.source_tokens}};
   int64_t bytes = 0;
-  for (const Part& part : parts) bytes += static_cast<int64_t>(align_up(static_cast<size_t>(4 * part.count)));
+  const auto bytes_of = [](const Part& part) {
+    return static_cast<int64_t>(align_up(static_cast<size_t>(size_of(part.dtype) * part.count)));
+  };
+  for (const Part& part : parts) bytes += bytes_of(part);
   inputs_ = i32({bytes / 4});
   int64_t at = 0;
   for (const Part& part : parts) {
     *part.tensor = Tensor(static_cast<char*>(inputs_.raw()) + at, part.dtype, {part.count}, gpu_.device());
-    at += static_cast<int64_t>(align_up(static_cast<size_t>(4 * part.count)));
+    at += bytes_of(part);
   }
   staging_ = gpu_.allocate_pinned(static_cast<size_t>(bytes));
   results_ = gpu_.allocate_pinned(static_cast<size_t>(4 * slots * (3 + P * (e.token_scores ? 2 : 1))));
@@ -281,6 +287,11 @@ void GpuGenerator::upload(std::span<const GenerateInput> inputs, std::span<const
   for (int64_t n = 0; n <= places_; ++n) numbers[kSearchNormalisers + n] = static_cast<float>(o.normaliser(n));
 
   const auto S = static_cast<int64_t>(inputs.size());
+  auto* draw = reinterpret_cast<int64_t*>(part(draw_));
+  draw[kDrawSeed] = static_cast<int64_t>(o.seed), draw[kDrawTopK] = o.top_k;
+  draw[kDrawTemperature] = std::bit_cast<int64_t>(o.temperature), draw[kDrawTopP] = std::bit_cast<int64_t>(o.top_p);
+  for (int64_t i = 0; i < extent_.sentences; ++i)
+    draw[kDrawSentences + i] = i < S ? static_cast<int64_t>(inputs[static_cast<size_t>(i)].index) : 0;
   int32_t source_at = 0, prompt_at = 0;
   for (int64_t i = 0; i < extent_.sentences; ++i) {  // those behind the last are empty
     part(source_offsets_)[i] = source_at, part(prompt_offsets_)[i] = prompt_at;
@@ -446,6 +457,20 @@ void GpuGenerator::step(const StepKey& key) {
   SearchStepArgs args;
   args.values = values, args.columns = columns, args.lse = lse;
   if (key.boosts) args.logits = logits;
+  Buffer drawn, drawn_scores;
+  if (key.sampling) {
+    drawn = context_.allocate({R}, DType::kI32, "drawn");
+    drawn_scores = context_.allocate({R}, DType::kF32, "drawn_scores");
+    sample_step(context_, {.logits = logits,
+                           .lse = lse,
+                           .draw = draw_,
+                           .settings = settings_,
+                           .numbers = numbers_,
+                           .state = state_,
+                           .drawn = drawn,
+                           .drawn_scores = drawn_scores});
+    args.drawn = drawn, args.drawn_scores = drawn_scores;
+  }
   args.settings = settings_, args.numbers = numbers_;
   args.vocabulary = V_, args.beam = key.beam, args.keep = key.keep, args.state = state_;
   if (!key.token_scores) args.state.token_scores = args.state.done_token_scores = {};
@@ -501,7 +526,7 @@ GpuGenerator::StepKey GpuGenerator::step_key(const Call& call, int64_t sentences
   // Where the tokens that settings touch become more with every step, few different numbers of them.
   int64_t count = call.keep + Processors::touched(o, length);
   if (o.repetition_penalty != 1 || o.no_repeat_ngram > 0) count = power_of_two(count, 16);
-  key.count = std::min(count, V_);
+  key.count = o.sampling ? 1 : std::min(count, V_);
   return key;
 }
 
@@ -663,6 +688,7 @@ std::vector<std::vector<Hypothesis>> GpuGenerator::collect(const Call& call, std
     for (const int64_t slot : order) {
       Hypothesis h;
       h.score = scores[slot];
+      if (o.sampling && std::isnan(h.score)) fail("[generate] no token may be drawn: all are banned");
       const int64_t column = first + columns[slot];
       for (int64_t j = 0; j < lengths[slot]; ++j) {
         h.tokens.push_back(ids[j * slots + column]);

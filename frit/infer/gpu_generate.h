@@ -122,7 +122,7 @@ class GpuGenerator {
   int64_t step_number_ = 0, products_ = 0;
   Tensor cache_;  // [layers, positions * slots * 2 * H]
   Tensor cross_;  // [source tokens, layers * 2 * H]
-  Tensor count_, settings_, numbers_, source_offsets_, prompt_offsets_, prompt_ids_, source_ids_;
+  Tensor count_, settings_, numbers_, source_offsets_, prompt_offsets_, prompt_ids_, source_ids_, draw_;
   Tensor inputs_;  // what these, and state_.prompt and max_length, are parts of
   PinnedBlock staging_, results_, progress_;
   std::map<EncoderKey, Recorded> encoders_;

@@ -115,7 +115,7 @@ TEST(GpuGenerate, BeamsOfTheCpu) {
 }
 
 TEST(GpuGenerate, PenaltiesAndEarlyStopping) {
-  Pair pair(tiny_config(), 4);
+  Pair pair(tiny_config(), 4, Precision::kF32, kLibrary);
   const auto sources = random_sources(4, 2);
   const auto inputs = inputs_of(sources);
   for (const LengthPenalty penalty : {LengthPenalty::kNone, LengthPenalty::kLength, LengthPenalty::kGnmt})
@@ -129,7 +129,7 @@ TEST(GpuGenerate, PenaltiesAndEarlyStopping) {
 }
 
 TEST(GpuGenerate, Processors) {
-  Pair pair(tiny_config(), 5);
+  Pair pair(tiny_config(), 5, Precision::kF32, kLibrary);
   const auto sources = random_sources(4, 3);
   const std::vector<int32_t> prefix = {7, 9, 7};
   const auto inputs = inputs_of(sources, prefix);
@@ -197,6 +197,40 @@ TEST(GpuGenerate, PreNormGeluAndLongOutputs) {
   EXPECT_EQ(pair.on_gpu->report().steps, 80);
 }
 
+TEST(GpuGenerate, SamplesOfTheCpu) {
+  Pair pair(tiny_config(), 8, Precision::kF32, kLibrary);
+  const auto sources = random_sources(2, 6);
+  const std::vector<int32_t> prefix = {7, 9, 7};
+  const auto inputs = inputs_of(sources, prefix);
+  struct Case {
+    const char* name;
+    std::function<void(GenerateOptions&)> set;
+  };
+  const Case cases[] = {{"all", [](GenerateOptions&) {}},
+                        {"flat", [](GenerateOptions& o) { o.temperature = 3; }},
+                        {"top_k", [](GenerateOptions& o) { o.top_k = 5, o.temperature = 2; }},
+                        {"top_p", [](GenerateOptions& o) { o.top_p = 0.7, o.temperature = 1.5; }},
+                        {"both", [](GenerateOptions& o) { o.top_k = 20, o.top_p = 0.9; }},
+                        {"least", [](GenerateOptions& o) { o.top_p = 1e-9; }},
+                        {"rules", [](GenerateOptions& o) {
+                           o.repetition_penalty = 1.5, o.no_repeat_ngram = 2, o.min_new_tokens = 4;
+                           o.bad_words = {{60}, {5}, {9, 5}, {11}}, o.forced_eos_id = 0;
+                         }}};
+  uint64_t seed = uint64_t{1} << 40;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    GenerateOptions o = tiny_options();
+    o.sampling = true, o.nbest = 2, o.token_scores = true, o.seed = ++seed;
+    o.max_new_tokens = 6;
+    c.set(o);
+    expect_alike(pair.on_cpu->generate(inputs, o), pair.on_gpu->generate(inputs, o));
+  }
+  GenerateOptions o = tiny_options();
+  o.sampling = true, o.bad_words.clear();
+  for (int i = 0; i < 61; ++i) o.bad_words.push_back({i});
+  EXPECT_THROW(pair.on_gpu->generate(inputs, o), Error);
+}
+
 // The same sentence at the first and the last place of batches of 1 and 7, of which some end early.
 void check_independence(Pair& pair, GenerateOptions options, const std::vector<int32_t>& prefix = {}) {
   options.token_scores = true;
@@ -228,6 +262,8 @@ TEST(GpuGenerate, RowsDoNotDependOnTheBatch) {
     check_independence(pair, o, {7, 9});
     if (precision == Precision::kF32) {
       o.beam = o.nbest = 1;
+      check_independence(pair, o);
+      o.sampling = true, o.nbest = 2;
       check_independence(pair, o);
     }
   }

@@ -37,7 +37,7 @@ std::vector<std::string> translate_ids(Generator& generator, const Tokenizer& to
 struct TranslatorDevice {
   std::string device = "cpu";  // "cpu"; "cuda"; in a build without CUDA "simulator", which is slow and for tests
   std::string dtype = "fp32";  // of weights and activations: fp32, on a GPU also fp16 and bf16
-  GeneratorOptions generator;  // on a GPU
+  GeneratorOptions generator = {};  // on a GPU
 };
 // The GPU of that name; none for "cpu". Errors: frit::Error if this build or machine has none such, or for another
 // name.

@@ -1,4 +1,6 @@
 #include "frit/ops/search_step/gpu.h"
+#include "frit/ops/search_step/rules-inl.h"
+#include "frit/simt/early.h"
 #include "frit/simt/launch.h"
 
 namespace frit {
@@ -9,24 +11,6 @@ using namespace simt;
 constexpr int kThreads = kSearchThreads, kWarps = kThreads / kWarpSize;
 // A beam that cannot win against a real one: what transformers uses.
 constexpr float kWorst = -1.0e9f;
-
-struct State {
-  int width;
-  int64_t sentences, slots, places;
-  Global<int32_t> live, live_sentence, position;
-  Global<const int32_t> prompt, max_length;
-  Global<int32_t> ids, origin;
-  Global<float> token_scores, scores;
-  Global<int32_t> ended;
-  Global<float> done_scores;
-  Global<int32_t> done_length, done_column, done_ids;
-  Global<float> done_token_scores;
-  Global<int32_t> row_ids, row_positions, scratch;
-  Global<uint32_t> counter;
-  Global<int64_t> progress;
-
-  FRIT_DEVICE int64_t row_of(int side, int64_t slot) const { return (side * slots + slot) * places; }
-};
 
 struct Step {
   Global<const float> values;
@@ -48,77 +32,10 @@ struct Places {
       merged_ranks, done_scores, free_columns, counters;
 };
 
-FRIT_DEVICE float without_nan(float x) {
-  return x == x ? x : -INFINITY;
-}
-
-// What settings say, read once.
-struct Rules {
-  Global<const int32_t> settings;
-  int ngram, eos_count, singles, sequences;
-  bool eos_banned;
-  float penalty;
-
-  FRIT_DEVICE Rules(const Step& step, int length, int prompt)
-      : settings(step.settings),
-        ngram(load(settings, kSearchNgram)),
-        eos_count(load(settings, kSearchEos)),
-        singles(load(settings, kSearchSingles)),
-        sequences(load(settings, kSearchSequences)),
-        eos_banned(length < load(settings, kSearchMinLength) || length - prompt < load(settings, kSearchMinNew)),
-        penalty(load(step.numbers, kSearchPenalty)) {}
-  FRIT_DEVICE bool is_eos(int token) const {
-    for (int i = 0; i < eos_count; ++i)
-      if (load(settings, kSearchLists + i) == token) return true;
-    return false;
-  }
-  FRIT_DEVICE bool is_single(int token) const {
-    for (int i = 0; i < singles; ++i)
-      if (load(settings, kSearchLists + eos_count + i) == token) return true;
-    return false;
-  }
-  FRIT_DEVICE int sequence_begin(int i) const { return load(settings, kSearchLists + eos_count + singles + i); }
-  // Whether a hypothesis' own ids count.
-  FRIT_DEVICE bool looks_back() const { return ngram > 0 || sequences > 0 || penalty != 1.0f; }
-  FRIT_DEVICE float penalised(float value) const {
-    return value < 0.0f ? mul_rn(value, penalty) : div_rn(value, penalty);
-  }
-};
-
-FRIT_DEVICE bool contains(const Shared<int32_t>& list, int count, int token) {
-  for (int i = 0; i < count; ++i)
-    if (load(list, i) == token) return true;
-  return false;
-}
-
-// The ids of a hypothesis into shared memory, and the tokens that they ban. 3 barriers; the list's length is behind
-// them in counters[0].
-FRIT_DEVICE void look_back(const Rules& rules, const Global<int32_t>& hypothesis, int length,
-                           const Shared<int32_t>& ids, const Shared<int32_t>& banned,
-                           const Shared<uint32_t>& counters) {
-  const int me = thread_index(), n = rules.ngram;
-  barrier();  // the row before is done with
-  for (int i = me; i < length; i += kThreads) store(ids, i, load(hypothesis, i));
-  if (me == 0) store(counters, 0, 0u), store(counters, 1, 0u);
-  barrier();
-  if (n > 0)
-    for (int i = me; i + n <= length; i += kThreads) {
-      bool same = true;
-      for (int j = 0; same && j < n - 1; ++j) same = load(ids, i + j) == load(ids, length - n + 1 + j);
-      if (same) store(banned, atomic_add(counters, 0, 1u), load(ids, i + n - 1));
-    }
-  for (int q = me; q < rules.sequences; q += kThreads) {
-    const int begin = rules.sequence_begin(q), before = rules.sequence_begin(q + 1) - begin - 1;
-    bool same = before <= length;
-    for (int j = 0; same && j < before; ++j) same = load(rules.settings, begin + j) == load(ids, length - before + j);
-    if (same) store(banned, atomic_add(counters, 0, 1u), load(rules.settings, begin + before));
-  }
-  barrier();
-}
-
 template <typename T>
 FRIT_KERNEL(kThreads, 4)
 search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t logits_stride) {
+  let_next_start();
   wait_for_previous();
   const Shared<float> values = shared_array<float>(at.values), pool_values = shared_array<float>(at.pool_values),
                       sums = shared_array<float>(at.sums), best_values = shared_array<float>(at.best_values),
@@ -151,7 +68,7 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
   int new_finished = 0;  // merged entries of hypotheses that finished now lie behind the old ones
 
   if (choosing) {
-    const Rules rules(x, length, prompt);
+    const Rules rules(x.settings, x.numbers, length, prompt);
     const auto stops = [&](int token) { return length + 1 >= max_length || rules.is_eos(token); };
     const float divisor = load(x.numbers, kSearchNormalisers + length + 1 - prompt);
     if (!x.drawn) {
@@ -174,7 +91,7 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
           const int n = together < rows - first ? together : rows - first;
           int banned_count = 0;
           if (back) {
-            look_back(rules, s.ids + s.row_of(side, base + first), length, id_row, banned, counters);
+            look_back<kThreads>(rules, s.ids + s.row_of(side, base + first), length, id_row, banned, counters);
             banned_count = static_cast<int>(load(counters, 0));
           }
           const auto processed = [&](float value, int token) {
@@ -555,26 +472,6 @@ Places lay_out(int64_t k, int64_t keep, int64_t count, int64_t places, int64_t l
   place(at.counters, 4 + 2 * kWarps);
   *bytes = 4 * next;
   return at;
-}
-
-State state_of(const SearchState& s) {
-  State d;
-  d.width = static_cast<int>(s.width);
-  d.sentences = s.live_sentence.dim(0), d.slots = s.ids.dim(1), d.places = s.ids.dim(2);
-  d.live = global<int32_t>(s.live), d.live_sentence = global<int32_t>(s.live_sentence);
-  d.position = global<int32_t>(s.position);
-  d.prompt = global<const int32_t>(s.prompt), d.max_length = global<const int32_t>(s.max_length);
-  d.ids = global<int32_t>(s.ids), d.origin = global<int32_t>(s.origin);
-  d.token_scores = global<float>(s.token_scores), d.scores = global<float>(s.scores);
-  d.ended = global<int32_t>(s.ended);
-  d.done_scores = global<float>(s.done_scores), d.done_length = global<int32_t>(s.done_length);
-  d.done_column = global<int32_t>(s.done_column), d.done_ids = global<int32_t>(s.done_ids);
-  d.done_token_scores = global<float>(s.done_token_scores);
-  d.row_ids = global<int32_t>(s.row_ids), d.row_positions = global<int32_t>(s.row_positions);
-  d.scratch = global<int32_t>(s.scratch);
-  d.counter = Global<uint32_t>(reinterpret_cast<uint32_t*>(s.scratch.data<int32_t>() + 2 * d.sentences));
-  d.progress = global<int64_t>(s.progress);
-  return d;
 }
 
 }  // namespace
