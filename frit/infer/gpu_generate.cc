@@ -688,7 +688,7 @@ std::vector<std::vector<Hypothesis>> GpuGenerator::collect(const Call& call, std
     for (const int64_t slot : order) {
       Hypothesis h;
       h.score = scores[slot];
-      if (o.sampling && std::isnan(h.score)) fail("[generate] no token may be drawn: all are banned");
+      if (o.sampling && !std::isfinite(h.score)) fail("[generate] no token may be drawn: all are banned");
       const int64_t column = first + columns[slot];
       for (int64_t j = 0; j < lengths[slot]; ++j) {
         h.tokens.push_back(ids[j * slots + column]);

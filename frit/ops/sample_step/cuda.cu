@@ -177,7 +177,7 @@ sample_step_kernel(State s, Global<float> logits, int64_t stride, int columns, G
   for (int i = me; i < columns; i += kThreads) top = fmaxf(top, load(row, i));
   top = block_max(top, scratch);
   if (top == -INFINITY) {
-    if (me == 0) store(drawn, row_number, 0), store(drawn_scores, row_number, std::bit_cast<float>(0x7fc00000u));
+    if (me == 0) store(drawn, row_number, 0), store(drawn_scores, row_number, -INFINITY);
     return;
   }
   Tokens tokens;
