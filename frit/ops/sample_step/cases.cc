@@ -199,7 +199,7 @@ std::vector<OpCase> sample_step_cases() {
   std::vector<OpCase> cases;
   int64_t seed = 0;
   const auto add = [&](const char* name, const Draws& d) { cases.push_back(make(name, d, ++seed)); };
-  for (const int vocabulary : {1, 2, 3, 31, 32, 33, 63, 65, 127, 128, 129, 255, 256, 257, 600})
+  for (const int vocabulary : {1, 2, 3, 31, 32, 33, 63, 65, 127, 128, 129, 255, 256, 257, 300, 400, 600})
     for (const int width : {1, 2}) {
       if (vocabulary > 200 && width > 1) continue;
       Draws d;
