@@ -164,6 +164,13 @@ std::vector<OpCase> linear_rows_cases() {
     cases.push_back(make(70, 67, 64, dtype, {.residual = true}, true));
     cases.push_back(make(33, 130, 96, dtype, {.residual = true, .norm = true, .normed = true}, true));
     cases.push_back(make(9, 64, 512, dtype, {}, true));
+    if (dtype != DType::kF32) {
+      cases.push_back(make(133, 130, 328, dtype, {.residual = true, .activation = Activation::kGelu, .note = "many"}));
+      cases.back().forward_instances = {"128x128"};
+      cases.push_back(make(70, 6200, 32, dtype, {.norm = true, .normed = true, .note = "many"}));
+      cases.push_back(make(130, 72, 40, dtype, {.norm = true, .wide = true, .note = "many"}));
+      cases.back().forward_instances = {"128x128"};
+    }
     // What comes behind.
     for (Activation activation : {Activation::kRelu, Activation::kGelu, Activation::kGeluTanh, Activation::kSilu})
       cases.push_back(make(6, 34, 72, dtype, {.activation = activation}));

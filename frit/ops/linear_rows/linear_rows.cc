@@ -48,7 +48,11 @@ void linear_rows(Context& context, const LinearRowsArgs& args, const Tensor& y) 
 int linear_rows_choice(int64_t rows, int64_t n, DType dtype, bool norm) {
   const int tall = rows <= 16 ? 16 : 32;
   int best = rows <= 16 ? 0 : 3;
-  for (int i = 0; i < kLinearRowsAny; ++i) {
+  const LinearRowsTile many = kLinearRowsTiles[kLinearRowsMany];
+  if (linear_rows_takes(kLinearRowsMany, dtype, norm) && rows > many.rows / 2 &&
+      ((rows + many.rows - 1) / many.rows) * ((n + many.columns - 1) / many.columns) >= 48)
+    return kLinearRowsMany;
+  for (int i = 0; i < kLinearRowsMany; ++i) {
     const LinearRowsTile tile = kLinearRowsTiles[i], was = kLinearRowsTiles[best];
     if (!linear_rows_takes(i, dtype, norm) || tile.rows < tall) continue;
     const int64_t blocks = ((rows + tile.rows - 1) / tile.rows) * ((n + tile.columns - 1) / tile.columns);

@@ -36,8 +36,9 @@ struct LinearRowsArgs {
 // step waits for its weights passes while the step before it still runs. No kernel that may still run may write them:
 // behind the conversion or the upload of weights the host waits once (Gpu::synchronize), then decodes.
 //
-// Cost: 1 launch. w is read once for every 16, 32 or 64 rows (gpu.h), x once for every 8 to 64 columns, with a norm
-// twice. Any number of rows is right; for several hundred gemm is faster.
+// Cost: 1 launch (2 with a norm of hundreds of rows, which then takes scratch for LN(x) unless `normed` is given). w is
+// read once for every 16 to 128 rows, x once for every 8 to 128 columns, with a norm twice (gpu.h has the tiles). Any
+// number of rows is right; gemm may be faster for hundreds.
 // Errors: std::invalid_argument if shapes or dtypes do not fit. rows == 0 does nothing.
 void linear_rows(Context& context, const LinearRowsArgs& args, const Tensor& y);
 

@@ -101,7 +101,9 @@ TEST(LinearRows, FillsTheMultiprocessors) {
   EXPECT_EQ(tile(32, 32768, false), "32x64");
   EXPECT_EQ(tile(32, 512, false), "32x8");
   EXPECT_EQ(tile(128, 512, false), "32x16");
-  EXPECT_EQ(tile(512, 4096, false), "64x32");
+  EXPECT_EQ(tile(512, 1024, false), "32x64");
+  EXPECT_EQ(tile(512, 4096, false), "128x128");
+  EXPECT_EQ(tile(128, 32768, false), "128x128");
 }
 
 TEST(LinearRows, Errors) {

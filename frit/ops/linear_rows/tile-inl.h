@@ -85,36 +85,45 @@ FRIT_DEVICE void add_vector(Moments& m, const Vec<T, N>& v, int count) {
   }
   m.merge(n, mean, squares);
 }
-// Leaves mean and 1 / deviation of the tile's rows in `stats`; a warp takes every 8th row, two at a time.
+// Mean and 1 / deviation of rows of k columns, one warp's work, in all lanes of the warp the same.
+template <bool aligned, int count, typename T>
+FRIT_DEVICE void measure(const Global<const T> (&rows)[count], int k, float epsilon, float (&mean)[count],
+                         float (&rstd)[count]) {
+  constexpr int N = kVecOf<T>;
+  Moments moments[count];
+  FRIT_UNROLL_BY(2)
+  for (int at = lane() * N; at < k; at += kWarpSize * N) {
+    FRIT_UNROLL
+    for (int u = 0; u < count; ++u) add_vector(moments[u], load_row<aligned, N>(rows[u], at, k), least(N, k - at));
+  }
+  FRIT_UNROLL
+  for (int u = 0; u < count; ++u) {
+    Moments& m = moments[u];
+    FRIT_UNROLL
+    for (int bits = 16; bits > 0; bits /= 2) {
+      const float n = shuffle_xor(m.count, bits), other = shuffle_xor(m.mean, bits),
+                  squares = shuffle_xor(m.squares, bits);
+      m.merge(n, other, squares);
+    }
+    mean[u] = shuffle(m.mean, 0);
+    rstd[u] = rsqrt(shuffle(m.squares, 0) / static_cast<float>(k) + epsilon);
+  }
+}
+// Leaves mean and 1 / deviation of the tile's rows in `stats`; a warp takes two rows at a time.
 template <bool aligned, int tile_rows, typename T>
 FRIT_DEVICE void row_stats(const Operands<T>& o, int first_row, const Shared<float>& stats) {
-  constexpr int N = kVecOf<T>, kAtOnce = 2;
+  constexpr int kAtOnce = 2;
   for (int r = warp() * kAtOnce; r < tile_rows; r += kWarps * kAtOnce) {
     if (first_row + r >= o.rows) return;
     Global<const T> rows[kAtOnce];
-    Moments moments[kAtOnce];
     FRIT_UNROLL
     for (int u = 0; u < kAtOnce; ++u)
       rows[u] = o.x + static_cast<int64_t>(least(first_row + r + u, o.rows - 1)) * o.x_stride;
-    FRIT_UNROLL_BY(2)
-    for (int at = lane() * N; at < o.k; at += kWarpSize * N) {
-      FRIT_UNROLL
-      for (int u = 0; u < kAtOnce; ++u)
-        add_vector(moments[u], load_row<aligned, N>(rows[u], at, o.k), least(N, o.k - at));
-    }
+    float mean[kAtOnce], rstd[kAtOnce];
+    measure<aligned>(rows, o.k, o.epsilon, mean, rstd);
     FRIT_UNROLL
-    for (int u = 0; u < kAtOnce; ++u) {
-      Moments& m = moments[u];
-      FRIT_UNROLL
-      for (int bits = 16; bits > 0; bits /= 2) {
-        const float n = shuffle_xor(m.count, bits), mean = shuffle_xor(m.mean, bits),
-                    squares = shuffle_xor(m.squares, bits);
-        m.merge(n, mean, squares);
-      }
-      if (lane() == 0)
-        store(stats, 2 * (r + u), m.mean),
-            store(stats, 2 * (r + u) + 1, rsqrt(m.squares / static_cast<float>(o.k) + o.epsilon));
-    }
+    for (int u = 0; u < kAtOnce; ++u)
+      if (lane() == 0) store(stats, 2 * (r + u), mean[u]), store(stats, 2 * (r + u) + 1, rstd[u]);
   }
 }
 template <typename T, int N>
