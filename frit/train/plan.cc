@@ -53,7 +53,7 @@ void measure_machine(const TrainConfig& config, const TransformerConfig& sizes, 
   Context context(pool, memory);
   // A product of the model's own width; a copy too large for the caches.
   const int64_t rows = 1024, cols = sizes.d_model, inner = sizes.encoder_ffn_dim;
-  const DType dtype = compute_dtype(parse_precision(config.training.precision));
+  const DType dtype = compute_dtype(parse_precision(precision_of(config)));
   const Buffer x = context.allocate({rows, inner}, dtype, "x"), w = context.allocate({cols, inner}, dtype, "w"),
                y = context.allocate({rows, cols}, dtype, "y");
   std::memset(x->raw(), 0, static_cast<size_t>(x->bytes()));
