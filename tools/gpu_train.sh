@@ -10,17 +10,20 @@
 #                mt-base with 512 to 32,768 tokens a batch; real is batches of real lengths; memory is 500 of those.
 #                A stage runs Frit's rows, then PyTorch's. `ours` stands for all four with --only ours
 #   --variants   STAGE=LIST: forms of PyTorch (see bench/peers/torch_train.py and torch_train_real.py), strongest first if time is short
+#   --cases      of the fixed cases (all): mt-base-128x32,mt-big-512x32,...
 #   --sweep      sentences of 32 tokens in the sweep, for Frit and PyTorch ("16 32 64 256 1024")
-#   --limit      seconds PyTorch may take in a stage (fixed 400, real 300, memory 200, sweep 200); a row of it at most 200
+#   --limit      seconds PyTorch may take in a stage (fixed 400, real 300, memory 200, sweep 200)
+#   --row-limit  and in a row of it (200)
 #   --precision  training.precision of Frit's rows (bf16-stochastic)
 #   --quick      few steps and the smallest cases: to see that everything runs
 # Needs: a GPU and its driver; python3 with torch for PyTorch's rows (left out, and said so, without it). Everything is written after
 # each row, so that an interrupted run loses only the row in hand. Ends with 1 if a row of Frit fails or none of a stage of PyTorch runs.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-programs= results=build/gpu_train out=bench/results/gpu-train.json stages=fixed,real,memory,sweep only= quick= precision=bf16-stochastic flags=
+programs= results=build/gpu_train out=bench/results/gpu-train.json stages=fixed,real,memory,sweep only= quick= precision=bf16-stochastic flags= cases_given= row_limit=200
 declare -A limit=([fixed]=400 [real]=300 [memory]=200 [sweep]=200)
-declare -A variants=([fixed]=compile,graphs,sdpa,eager,compile-bf16 [real]=sdpa,cudnn,compile [memory]=sdpa,sdpa-expandable [sweep]=compile,sdpa)
+declare -A variants=([fixed]=graphs,captured,sdpa-captured,compile,sdpa,eager,compile-bf16 [real]=sdpa,cudnn,compile [memory]=sdpa,sdpa-expandable
+  [sweep]=captured,sdpa-captured,sdpa)
 sweep_sizes=
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -40,8 +43,13 @@ while [ $# -gt 0 ]; do
       variants[${2%%=*}]=${2#*=}
       shift ;;
     --sweep) sweep_sizes=$2; shift ;;
+    --cases) cases_given=,$2,; shift ;;
+    --row-limit)
+      [[ $2 =~ ^[0-9]+$ ]] || { echo "gpu_train: --row-limit $2 is not a number of seconds" >&2; exit 2; }
+      row_limit=$2
+      shift ;;
     --quick) quick=yes ;;
-    *) sed -n '2,19s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,21s/^# \{0,1\}//p' "$0"; exit 2 ;;
   esac
   shift
 done
@@ -117,12 +125,14 @@ fixed_stage() {  # GROUP MODELS SENTENCES VARIANTS
   local model n cases=()
   for model in $2; do
     for n in $3; do
+      [[ -z $cases_given || $1 != fixed || $cases_given == *,"$model-${n}x32",* ]] || continue
       cases+=("$model-${n}x32")
       lengths "${n}x32" --fixed "${n}x32" --batches 4
       [ "$only" = torch ] || ours "$1" "$model-${n}x32" "$results/lengths/${n}x32.json" "$steps" "$warm"
     done
   done
-  theirs "$1" bench/peers/torch_train.py "${cases[@]}" --variants "$4" --seconds "${limit[$1]}" --row-seconds 200 "${torch_flags[@]}"
+  [ ${#cases[@]} -gt 0 ] || { echo "gpu_train: none of the cases of this stage is in --cases" >&2; exit 2; }
+  theirs "$1" bench/peers/torch_train.py "${cases[@]}" --variants "$4" --seconds "${limit[$1]}" --row-seconds "$row_limit" "${torch_flags[@]}"
 }
 real_stage() {  # GROUP STEPS WARM, then flags of torch_train_real.py
   local group=$1 count=$2 begin=$3 model budget files=()
@@ -132,7 +142,7 @@ real_stage() {  # GROUP STEPS WARM, then flags of torch_train_real.py
     files+=("$results/lengths/$group/real-$budget.json")
     [ "$only" = torch ] || for model in $models; do ours "$group" "$model-real-$budget" "${files[-1]}" "$count" "$begin"; done
   done
-  theirs "$group" bench/peers/torch_train_real.py "${files[@]}" --models "${models// /,}" --steps "$count" --warm "$begin" --seconds "${limit[$group]}" --row-seconds 200 \
+  theirs "$group" bench/peers/torch_train_real.py "${files[@]}" --models "${models// /,}" --steps "$count" --warm "$begin" --seconds "${limit[$group]}" --row-seconds "$row_limit" \
     $([ "$device" = cuda ] || echo --device cpu) "${@:4}"
 }
 for stage in ${stages//,/ }; do
