@@ -173,6 +173,11 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        "How the precisions that keep 16 bits alone round an update: nearest is the published form, which loses those "
        "below half a spacing. To compare with.",
        {"stochastic", "nearest"}},
+      {"training.trainer",
+       &t.trainer,
+       "How parameters are updated: all in one pass, or tensor by tensor over fp32 copies, as programs did before; the "
+       "same bits. fp32 or an fp32 master alone. To compare with.",
+       {"fused", "per_tensor"}},
       {"training.count_swallowed",
        &t.count_swallowed,
        "Count the updates too small to change a parameter as it is stored; each log line gives their share, and "
@@ -255,6 +260,18 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        "faster on an H200.",
        {"", "with_product"}},
       {"run.graphs", &r.graphs, "On a GPU: record the steps of each batch size as a graph, and replay it.", {}},
+      {"run.planned_memory",
+       &r.planned_memory,
+       "Temporaries lie where a plan made before the first step says; false: they come from a caching allocator (on "
+       "the "
+       "CPU from the heap) as they are asked for, and there are no graphs. To compare with.",
+       {}},
+      {"run.packed",
+       &r.packed,
+       "Batches are packed, without padding; false: every sentence is filled up to its batch's longest, and all of it "
+       "is "
+       "computed. The same losses but for rounding and dropout's masks. To compare with.",
+       {}},
       {"run.dump_steps",
        &r.dump_steps,
        "Write the batches and learning rates of this many first updates to batches.jsonl, and the weights before them "
@@ -536,6 +553,8 @@ void validate_config(const TrainConfig& config) {
   const std::string precision = precision_of(config);
   need(config.run.device != "cpu" || !precision.starts_with("fp16"), "training.precision", t.precision,
        "another with run.device cpu");
+  need(t.trainer != "per_tensor" || t.precision == "fp32" || t.precision.ends_with("-master"), "training.trainer",
+       t.trainer, fmt::format("fused with training.precision {}, which has no fp32 parameters", t.precision));
   need(t.loss_scale >= 0x1p-14 && t.loss_scale <= 0x1p24, "training.loss_scale", t.loss_scale, "2^-14 to 2^24");
   need(t.loss_scale_growth >= 0, "training.loss_scale_growth", t.loss_scale_growth, "0 or more");
   need(config.run.device == "cpu" || config.run.gemm.empty(), "run.gemm", config.run.gemm,

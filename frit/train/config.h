@@ -49,6 +49,7 @@ struct TrainConfig {
     double loss_scale = 32768;
     int64_t loss_scale_growth = 2000;
     std::string rounding = "stochastic";
+    std::string trainer = "fused";
     bool count_swallowed = false;
     double ema_decay = 0;
     int64_t average_checkpoints = 0;
@@ -70,7 +71,7 @@ struct TrainConfig {
     std::string directory = "run";
     int64_t threads = 0;
     std::string device = "cpu", attention, gemm, bias_gradient;
-    bool graphs = true;
+    bool graphs = true, planned_memory = true, packed = true;
     int64_t dump_steps = 0;
     bool tensorboard = true;
   } run;

@@ -395,8 +395,11 @@ void Trainer::Impl::plan() {
     plan_step(full_batch(config));
   if (has_valid()) validation->plan(*step);
   if (!step->planned()) {
-    say(fmt::format("Memory: {} parameters, gradients and optimizer; temporaries from the heap (run.attention {})",
-                    mib(static_cast<size_t>(model->workspace().bytes())), config.run.attention));
+    if (gpu) tune();
+    step->reserve();
+    say(fmt::format("Memory: {} parameters, gradients and optimizer; temporaries from {} ({})",
+                    mib(static_cast<size_t>(model->workspace().bytes())), gpu ? "a caching allocator" : "the heap",
+                    config.run.planned_memory ? "run.attention " + config.run.attention : "run.planned_memory false"));
     return;
   }
   if (gpu) {
