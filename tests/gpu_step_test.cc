@@ -190,6 +190,93 @@ TEST_F(GpuStep, GraphsChangeNoBit) {
   EXPECT_EQ(a.parameters(), b.parameters());
 }
 
+// Without a plan temporaries come from a caching allocator: the same bits, and memory is held that a plan does without.
+TEST_F(GpuStep, UnplannedMemoryChangesNoBit) {
+  TrainConfig with = config("bf16-stochastic"), without = with;
+  without.run.planned_memory = false;
+  Rig a(with, gpu_.get()), b(without, gpu_.get());
+  EXPECT_TRUE(a.step.planned());
+  EXPECT_FALSE(b.step.planned());
+  const auto x = run(a, 4), y = run(b, 4);
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(x[i].loss.loss, y[i].loss.loss) << i;
+  EXPECT_EQ(a.parameters(), b.parameters());
+  EXPECT_GE(b.step.arena_bytes(), size_t{2} << 20);
+  for (Rig* rig : {&a, &b}) rig->step.evaluate(some_batch(50, 4));
+  EXPECT_EQ(a.step.evaluated().loss, b.step.evaluated().loss);
+  Rig cpu(config(), nullptr), cpu_without(
+                                  [&] {
+                                    TrainConfig c = config();
+                                    c.run.planned_memory = false;
+                                    return c;
+                                  }(),
+                                  nullptr);
+  run(cpu, 2), run(cpu_without, 2);
+  EXPECT_EQ(cpu.parameters(), cpu_without.parameters());
+}
+
+// Padding that is really computed: the same losses and gradients, more tokens.
+TEST_F(GpuStep, PaddedBatchesHaveTheSameLosses) {
+  TrainConfig packed = config();
+  packed.model.dropout = packed.model.attention_dropout = packed.model.activation_dropout = 0;
+  packed.model.encoder_layers = packed.model.decoder_layers = 2;
+  TrainConfig padded = packed;
+  padded.run.packed = false;
+  for (Gpu* const device : {gpu_.get(), static_cast<Gpu*>(nullptr)}) {
+    SCOPED_TRACE(device ? "GPU" : "CPU");
+    Rig a(packed, device), b(padded, device);
+    // One batch whose padding needs another bucket of tokens: 30 sentences of up to 20.
+    for (int i = 0; i < 4; ++i) {
+      const std::vector<Batch> batch = {some_batch(static_cast<unsigned>(80 + i), i == 1 ? 30 : 4)};
+      const StepResult expected = a.update(i, batch), got = b.update(i, batch);
+      EXPECT_NEAR(got.loss.loss, expected.loss.loss, 1e-5 * expected.loss.loss) << i;
+      EXPECT_NEAR(got.loss.nll, expected.loss.nll, 1e-5 * expected.loss.nll) << i;
+      EXPECT_EQ(got.loss.tokens, expected.loss.tokens);
+      EXPECT_NEAR(got.grad_norm, expected.grad_norm, 1e-4 * expected.grad_norm) << i;
+      if (i > 0) continue;
+      for (const auto& [difference, name] : a.gradient_differences(b)) {
+        if (name.ends_with("k_proj.bias")) continue;  // zero but for rounding
+        EXPECT_LT(difference, 1e-4) << name;
+      }
+    }
+    for (Rig* rig : {&a, &b}) rig->step.evaluate(some_batch(50, 4));
+    const Loss x = a.step.evaluated(), y = b.step.evaluated();
+    EXPECT_NEAR(y.nll, x.nll, 1e-3 * x.nll);
+    EXPECT_EQ(y.tokens, x.tokens);
+  }
+}
+
+TEST(PadBatch, FillsEverySentenceUpToTheLongest) {
+  Batch batch;
+  batch.source_ids = {1, 2, 3, 4}, batch.source_offsets = {0, 1, 4};
+  batch.target_ids = {9, 5, 9}, batch.labels = {5, 6, 7}, batch.target_offsets = {0, 2, 3};
+  batch.sentence_index = {0, 1};
+  Batch padded;
+  for (int again = 0; again < 2; ++again) pad_batch(batch, 9, &padded);
+  EXPECT_EQ(padded.source_ids, (std::vector<int32_t>{1, 9, 9, 2, 3, 4}));
+  EXPECT_EQ(padded.source_offsets, (std::vector<int32_t>{0, 1, 3, 6, 6}));
+  EXPECT_EQ(padded.target_ids, (std::vector<int32_t>{9, 5, 9, 9}));
+  EXPECT_EQ(padded.labels, (std::vector<int32_t>{5, 6, 7, -1}));
+  EXPECT_EQ(padded.target_offsets, (std::vector<int32_t>{0, 2, 2, 3, 4}));
+  const BatchSize size = padded_size(TrainingStep::batch_size(batch));
+  EXPECT_EQ(size, (BatchSize{6, 4, 4, 3, 2}));
+}
+
+// A launch a tensor over fp32 copies: the bits of one pass over everything.
+TEST_F(GpuStep, UpdatesTensorByTensor) {
+  for (const char* precision : {"fp32", "bf16-master", "fp16-master"}) {
+    SCOPED_TRACE(precision);
+    TrainConfig whole = config(precision), apart = whole;
+    apart.training.trainer = "per_tensor";
+    apart.training.ema_decay = whole.training.ema_decay = 0.9;
+    Rig a(whole, gpu_.get()), b(apart, gpu_.get());
+    const auto x = run(a, 3), y = run(b, 3);
+    for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(x[i].loss.loss, y[i].loss.loss) << i;
+    EXPECT_EQ(a.parameters(), b.parameters());
+    const auto elements = static_cast<size_t>(a.model.workspace().layout().elements());
+    EXPECT_EQ(b.step.extra_bytes() - a.step.extra_bytes(), std::string_view(precision) == "fp32" ? 0 : 4 * elements);
+  }
+}
+
 TEST_F(GpuStep, EveryPrecisionLearns) {
   Rig reference(config(), gpu_.get());
   const auto expected = run(reference, 2);

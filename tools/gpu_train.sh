@@ -6,21 +6,32 @@
 #   --programs   use programs built elsewhere instead of building here (docs/building.md)
 #   --results    where parts and logs go (build/gpu_train). Calls with the same folder on one machine add to one run
 #   --out        the JSON (bench/results/gpu-train.json)
-#   --stages     of fixed,real,memory,sweep (all): fixed is mt-base and mt-big with 128 and 512 sentences of 32 tokens; sweep is
-#                mt-base with 512 to 32,768 tokens a batch; real is batches of real lengths; memory is 500 of those.
-#                A stage runs Frit's rows, then PyTorch's. `ours` stands for all four with --only ours
-#   --variants   STAGE=LIST: forms of PyTorch (see bench/peers/torch_train.py and torch_train_real.py), strongest first if time is short
+#   --stages     of fixed,real,memory,sweep,breakdown (the first four): fixed is mt-base and mt-big with 128 and 512 sentences of 32
+#                tokens; sweep is mt-base with 512 to 32,768 tokens a batch; real is batches of real lengths; memory is 500 of those.
+#                A stage runs Frit's rows, then PyTorch's. breakdown is Frit alone, with one thing switched off at a time. `ours`
+#                stands for all five with --only ours
+#   --variants   STAGE=LIST: forms of PyTorch (see bench/peers/torch_train.py and torch_train_real.py), strongest first if time is
+#                short; breakdown=LIST: of as-is,fusion,planning,graphs,attention,cudnn,packing,master,trainer,all (see `off` below)
+#   --cases      of the fixed cases (all): mt-base-128x32,mt-big-512x32,...
 #   --sweep      sentences of 32 tokens in the sweep, for Frit and PyTorch ("16 32 64 256 1024")
-#   --limit      seconds PyTorch may take in a stage (fixed 400, real 300, memory 200, sweep 200); a row of it at most 200
+#   --limit      seconds PyTorch may take in a stage (fixed 400, real 300, memory 200, sweep 200)
+#   --row-limit  and in a row of it (200)
 #   --precision  training.precision of Frit's rows (bf16-stochastic)
 #   --quick      few steps and the smallest cases: to see that everything runs
 # Needs: a GPU and its driver; python3 with torch for PyTorch's rows (left out, and said so, without it). Everything is written after
 # each row, so that an interrupted run loses only the row in hand. Ends with 1 if a row of Frit fails or none of a stage of PyTorch runs.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-programs= results=build/gpu_train out=bench/results/gpu-train.json stages=fixed,real,memory,sweep only= quick= precision=bf16-stochastic flags=
-declare -A limit=([fixed]=400 [real]=300 [memory]=200 [sweep]=200)
-declare -A variants=([fixed]=compile,graphs,sdpa,eager,compile-bf16 [real]=sdpa,cudnn,compile [memory]=sdpa,sdpa-expandable [sweep]=compile,sdpa)
+programs= results=build/gpu_train out=bench/results/gpu-train.json stages=fixed,real,memory,sweep only= quick= precision=bf16-stochastic flags= cases_given= row_limit=200
+declare -A limit=([fixed]=400 [real]=300 [memory]=200 [sweep]=200 [breakdown]=0)
+declare -A variants=([fixed]=graphs,captured,sdpa-captured,compile,sdpa,eager,compile-bf16 [real]=sdpa,cudnn,compile [memory]=sdpa,sdpa-expandable
+  [sweep]=captured,sdpa-captured,sdpa [breakdown]=as-is,graphs,planning,attention,cudnn,packing,master,trainer,all)
+# What each variant of the breakdown gives to frit bench step. Without a plan there are no graphs: beside `planning` stands `graphs`,
+# beside `trainer`, which needs an fp32 master, `master`.
+declare -A off=([as-is]="" [fusion]="--run.fused_norm false" [planning]="--run.planned_memory false" [graphs]="--run.graphs false"
+  [attention]="--run.attention materialised" [cudnn]="--run.attention cudnn" [packing]="--run.packed false" [master]="--training.precision bf16-master"
+  [trainer]="--training.precision bf16-master --training.trainer per_tensor")
+off[all]="${off[planning]} ${off[attention]} ${off[packing]} ${off[trainer]}"
 sweep_sizes=
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -40,14 +51,22 @@ while [ $# -gt 0 ]; do
       variants[${2%%=*}]=${2#*=}
       shift ;;
     --sweep) sweep_sizes=$2; shift ;;
+    --cases) cases_given=,$2,; shift ;;
+    --row-limit)
+      [[ $2 =~ ^[0-9]+$ ]] || { echo "gpu_train: --row-limit $2 is not a number of seconds" >&2; exit 2; }
+      row_limit=$2
+      shift ;;
     --quick) quick=yes ;;
-    *) sed -n '2,19s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,23s/^# \{0,1\}//p' "$0"; exit 2 ;;
   esac
   shift
 done
-if [ "$stages" = ours ]; then stages=fixed,real,memory,sweep only=ours; fi
+if [ "$stages" = ours ]; then stages=fixed,real,memory,sweep,breakdown only=ours; fi
 for stage in ${stages//,/ }; do
   [[ -v limit[$stage] ]] || { echo "gpu_train: no stage is called $stage" >&2; exit 2; }
+done
+for variant in ${variants[breakdown]//,/ }; do
+  [[ -v off[$variant] ]] || { echo "gpu_train: nothing is called $variant that can be switched off" >&2; exit 2; }
 done
 case "$only" in '' | ours | torch) ;; *) echo "gpu_train: --only ours or torch, not $only" >&2; exit 2 ;; esac
 device=${FRIT_TRAIN_DEVICE:-cuda}  # cpu: tests this script where there is no GPU
@@ -75,7 +94,7 @@ mkdir -p "$results/logs" "$results/lengths"
 python3 tools/gpu_train_report.py machine --results "$results" --frit "$frit"
 cat "$results/machine.json"
 # All sizes in one place; --quick shrinks them.
-steps=40 warm=10 real_steps=80 real_warm=50 memory_steps=500 models="mt-base mt-big" fixed="128 512" budgets="4096 16384" sweep="16 32 64 256 1024"
+steps=40 warm=10 real_steps=80 real_warm=50 memory_steps=500 models="mt-base mt-big" fixed="128 512" budgets="4096 16384" sweep="16 32 64 256 1024" broken_down="mt-base-128x32 mt-base-real-4096"
 torch_flags=()
 if [ -n "$quick" ]; then
   steps=5 warm=3 real_steps=8 real_warm=6 memory_steps=20 models=mt-base fixed=128 budgets=4096 sweep="16 32"
@@ -83,23 +102,25 @@ if [ -n "$quick" ]; then
 fi
 [ -z "$sweep_sizes" ] || sweep=$sweep_sizes
 if [ "$device" = cpu ]; then
-  variants=([fixed]=sdpa,eager [real]=sdpa [memory]=sdpa [sweep]=sdpa)
+  variants=([fixed]=sdpa,eager [real]=sdpa [memory]=sdpa [sweep]=sdpa [breakdown]=${variants[breakdown]})
+  broken_down="mt-tiny-2x32 mt-tiny-real-64"
   models=mt-tiny fixed=2 budgets=64 sweep=1 torch_flags+=(--device cpu)
 fi
 status=0
-# GROUP CASE LENGTHS STEPS WARM: one row of Frit.
+# GROUP CASE LENGTHS STEPS WARM [VARIANT]: one row of Frit.
 ours() {
-  local group=$1 case=$2 lengths=$3 log=$results/logs/ours_$1_$2.log begin=$SECONDS command what
+  local group=$1 case=$2 lengths=$3 variant=${6:-} log=$results/logs/ours_$1_$2${6:+_$6}.log begin=$SECONDS command what
   case "$case" in
     mt-tiny-*) what=(--model.preset transformer-tiny --data.vocabulary 101 --lengths "$lengths") ;;  # what the peers' scripts are tested with
     *-real-*) what=(--case "${case%%-real-*}" --lengths "$lengths") ;;
     *) what=(--case "$case") ;;
   esac
-  command=("$frit" bench step "${what[@]}" --training.precision "$precision" --run.device "$device" --steps "$4" --warm "$5" $flags)
+  command=("$frit" bench step "${what[@]}" --training.precision "$precision" --run.device "$device" --steps "$4" --warm "$5" $flags
+    ${variant:+${off[$variant]}})
   timeout 120 "${command[@]}" >"$log" 2>&1
   local code=$?
   python3 tools/gpu_train_report.py add --results "$results" --group "$group" --case "$case" --log "$log" --code "$code" --lengths "$lengths" --warm "$5" \
-    --command "${command[*]}" || status=1
+    --command "${command[*]}" ${variant:+--variant "$variant"} || status=1
   echo "   ($((SECONDS - begin)) s)"
 }
 # STAGE SCRIPT ARGUMENTS...: PyTorch's rows, into torch_STAGE.json.
@@ -117,12 +138,14 @@ fixed_stage() {  # GROUP MODELS SENTENCES VARIANTS
   local model n cases=()
   for model in $2; do
     for n in $3; do
+      [[ -z $cases_given || $1 != fixed || $cases_given == *,"$model-${n}x32",* ]] || continue
       cases+=("$model-${n}x32")
       lengths "${n}x32" --fixed "${n}x32" --batches 4
       [ "$only" = torch ] || ours "$1" "$model-${n}x32" "$results/lengths/${n}x32.json" "$steps" "$warm"
     done
   done
-  theirs "$1" bench/peers/torch_train.py "${cases[@]}" --variants "$4" --seconds "${limit[$1]}" --row-seconds 200 "${torch_flags[@]}"
+  [ ${#cases[@]} -gt 0 ] || { echo "gpu_train: none of the cases of this stage is in --cases" >&2; exit 2; }
+  theirs "$1" bench/peers/torch_train.py "${cases[@]}" --variants "$4" --seconds "${limit[$1]}" --row-seconds "$row_limit" "${torch_flags[@]}"
 }
 real_stage() {  # GROUP STEPS WARM, then flags of torch_train_real.py
   local group=$1 count=$2 begin=$3 model budget files=()
@@ -132,8 +155,22 @@ real_stage() {  # GROUP STEPS WARM, then flags of torch_train_real.py
     files+=("$results/lengths/$group/real-$budget.json")
     [ "$only" = torch ] || for model in $models; do ours "$group" "$model-real-$budget" "${files[-1]}" "$count" "$begin"; done
   done
-  theirs "$group" bench/peers/torch_train_real.py "${files[@]}" --models "${models// /,}" --steps "$count" --warm "$begin" --seconds "${limit[$group]}" --row-seconds 200 \
+  theirs "$group" bench/peers/torch_train_real.py "${files[@]}" --models "${models// /,}" --steps "$count" --warm "$begin" --seconds "${limit[$group]}" --row-seconds "$row_limit" \
     $([ "$device" = cuda ] || echo --device cpu) "${@:4}"
+}
+breakdown_stage() {
+  local case variant lengths count begin
+  for case in $broken_down; do
+    if [[ $case == *-real-* ]]; then
+      lengths=breakdown/real-${case##*-} count=$real_steps begin=$real_warm
+      mkdir -p "$results/lengths/breakdown"
+      lengths "$lengths" --budget "${case##*-}" --batches $((count + begin))
+    else
+      lengths=${case##*-} count=$steps begin=$warm
+      lengths "$lengths" --fixed "$lengths" --batches 4
+    fi
+    for variant in ${variants[breakdown]//,/ }; do ours breakdown "$case" "$results/lengths/$lengths.json" "$count" "$begin" "$variant"; done
+  done
 }
 for stage in ${stages//,/ }; do
   echo "== $stage"
@@ -141,6 +178,7 @@ for stage in ${stages//,/ }; do
     fixed) fixed_stage fixed "$models" "$fixed" "${variants[fixed]}" ;;
     sweep) fixed_stage sweep "${models%% *}" "$sweep" "${variants[sweep]}" ;;
     real) real_stage real "$real_steps" "$real_warm" --variants "${variants[real]}" ;;
+    breakdown) [ "$only" = torch ] || breakdown_stage ;;
     memory) real_stage memory "$memory_steps" 0 --memory --variants "${variants[memory]}" ;;
   esac
 done

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Joins what tools/gpu_train.sh measured: training steps of Frit and of PyTorch on one GPU, side by side.
 
-gpu_train_report.py add --results FOLDER --group GROUP --case CASE --log FILE --code N [--lengths FILE] [--warm N]
+gpu_train_report.py add --results FOLDER --group GROUP --case CASE --log FILE --code N [--lengths FILE] [--warm N] [--variant NAME]
     Takes the JSON object that `frit bench step` printed last into FILE and puts it into FOLDER/ours.json. --lengths: the batches it ran
     (bench/peers/make_batches.py), from which real tokens are counted. A run that failed (N not 0) is kept with its last line as the error.
 gpu_train_report.py machine --results FOLDER [--frit PROGRAM]
@@ -17,7 +17,8 @@ PyTorch: what its allocator had allocated at most, and what it had reserved.
 """
 import argparse, datetime, json, os, pathlib, re, statistics, subprocess, sys
 
-GROUPS = ("fixed", "sweep", "real", "memory")
+GROUPS = ("fixed", "sweep", "real", "memory")  # Frit beside PyTorch
+BREAKDOWN = "breakdown"  # Frit with one thing switched off at a time
 # Goals of a step: ms, MiB.
 GOALS = {
     "mt-base-128x32": (4.6, 1600), "mt-base-512x32": (15, 4300), "mt-big-128x32": (11.7, 3950), "mt-big-512x32": (42, 8400),
@@ -54,7 +55,7 @@ def add(a):
     if row is None or "ms_per_step" not in row:
         lines = [line for line in text.splitlines() if line.strip()]
         row = {"error": f"exit code {a.code}: {lines[-1][:300] if lines else 'no output'}"}
-    row = {**row, "group": a.group, "case": a.case, "command": a.command}
+    row = {**row, "group": a.group, "case": a.case, "command": a.command} | ({"variant": a.variant} if a.variant else {})
     if a.lengths and "error" not in row:
         batches = json.loads(a.lengths.read_text())
         steps = int(row.get("steps", len(row.get("ms", [])) or len(batches)))
@@ -62,7 +63,7 @@ def add(a):
         row["tokens"] = sum(s + t for b in timed for s, t in b)
         row["batch_tokens"] = [sum(s + t for s, t in b) for b in timed]
     path = a.results / "ours.json"
-    rows = [r for r in read(path, []) if (r["group"], r["case"]) != (a.group, a.case)]
+    rows = [r for r in read(path, []) if (r["group"], r["case"], r.get("variant", "")) != (a.group, a.case, a.variant)]
     write(path, rows + [row])
     shown = {k: v for k, v in row.items() if k not in ("ms", "batch_tokens", "command", "group")}
     print(json.dumps(shown))
@@ -141,7 +142,7 @@ def join_rows(folders):
         machines.append(m)
         stamp = lambda row: {**row, "run": m.get("run", str(folder))}
         for row in read(folder / "ours.json", []):
-            if "error" not in row or (row["group"], row["case"]) not in ours:
+            if row["group"] != BREAKDOWN and ("error" not in row or (row["group"], row["case"]) not in ours):
                 ours[row["group"], row["case"]] = stamp(row)
         for group in GROUPS:
             for row in read(folder / f"torch_{group}.json", []):
@@ -168,6 +169,25 @@ def join_rows(folders):
             row["over_steps"] = {"torch": [{"variant": p["variant"], **p["memory"]} for p in good if "memory" in p]}
         rows.append(row)
     return rows, machines
+
+
+def breakdown_rows(folders):
+    """Each variant beside the one that has nothing switched off, of the same run."""
+    found = {}
+    for folder in folders:
+        run = read(folder / "machine.json", {}).get("run", str(folder))
+        rows = [r for r in read(folder / "ours.json", []) if r["group"] == BREAKDOWN]
+        whole = {r["case"]: our_figures(r, group_of(r)) for r in rows if r["variant"] == "as-is" and "error" not in r}
+        for r in rows:
+            figures = our_figures({**r, "run": run}, group_of(r))
+            if r["case"] in whole and "error" not in r:
+                figures["times"] = round(figures["ms_per_step"] / whole[r["case"]]["ms_per_step"], 3)
+            found[r["case"], r["variant"]] = {"case": r["case"], "off": r["variant"], "frit": figures}
+    return list(found.values())
+
+
+def group_of(row):
+    return "real" if "-real-" in row["case"] else "fixed"
 
 
 def title(case):
@@ -201,11 +221,12 @@ def table_rows(rows):
 
 def join(a):
     rows, machines = join_rows(a.results)
-    if not rows:
+    broken_down = breakdown_rows(a.results)
+    if not rows and not broken_down:
         sys.exit("gpu_train_report: no results in " + ", ".join(map(str, a.results)))
     first = next((m for m in machines if m), {})
     result = {"what": "training steps of the encoder-decoder Transformer on one GPU, Frit beside PyTorch", "date": first.get("date", ""), "machine": first.get("gpu", ""),
-              "command": "tools/gpu_train.sh", "runs": machines, "rows": rows}
+              "command": "tools/gpu_train.sh", "runs": machines, "rows": rows, "breakdown": broken_down}
     result["table"] = table_rows(rows)
     write(a.out, result)
     table(result)
@@ -249,6 +270,19 @@ def table(result):
             print(f"| {r['case']} | {f.get('error') or number(f.get('ms_per_step'))}{spread} | {phases if f.get('forward_ms') else ''} | "
                   f"{number(f.get('of_floor'))} | {number(f.get('mib'), 0)} | {b.get('variant', '')} | {number(b.get('ms'))} | {number(b.get('peak_mib'), 0)} | {ratio} | "
                   f"{GOALS.get(r['case'], ('',))[0]} | {others}{'; ' + r['remark'] if 'remark' in r else ''} |")
+    breakdown_table(result.get("breakdown", []))
+
+
+def breakdown_table(rows):
+    if not rows:
+        return
+    print("\n### Switched off, one at a time\n")
+    print("| case | off | ms | times as it is | MiB | flags |")
+    print("|---|---|---|---|---|---|")
+    for r in rows:
+        f = r["frit"]
+        print(f"| {r['case']} | {r['off']} | {f.get('error') or number(f.get('ms_per_step'))} | {number(f.get('times'), 3)} | {number(f.get('mib'), 0)} | "
+              f"`{f.get('command', '').partition(' --warm ')[2].partition(' ')[2]}` |")
 
 
 def main():
@@ -259,11 +293,12 @@ def main():
     commands = p.add_subparsers(dest="command_name", required=True)
     c = commands.add_parser("add")
     c.add_argument("--results", type=pathlib.Path, required=True)
-    c.add_argument("--group", choices=GROUPS, required=True)
+    c.add_argument("--group", choices=(*GROUPS, BREAKDOWN), required=True)
     c.add_argument("--case", required=True)
     c.add_argument("--log", type=pathlib.Path, required=True)
     c.add_argument("--code", type=int, required=True)
     c.add_argument("--lengths", type=pathlib.Path)
+    c.add_argument("--variant", default="")
     c.add_argument("--warm", type=int, default=0)
     c.add_argument("--command", default="")
     c = commands.add_parser("machine")

@@ -2,7 +2,8 @@
 
 A compile that does not end, a CUDA error that spoils the process, or a kill from outside costs the row in hand and nothing that was measured before it. The
 worker is the same script started with --worker: it reads a row (a JSON object) a line and answers with its records. It is started again after a row that
-broke it or ran over, and after one that left memory on the GPU behind.
+broke it or ran over, and after one that left memory on the GPU behind. A row is told its limit_s and the
+time.time() at which that is over (until), so that it may come to an end with less.
 """
 import gc, json, os, pathlib, select, signal, subprocess, sys, time
 
@@ -73,7 +74,7 @@ def run_rows(rows, out, *, worker_arguments=(), row_s=150, total_s=540, show=lam
             worker = worker or Worker(worker_arguments)
             spoilt = True
             try:
-                for answer in worker.ask(row, limit):
+                for answer in worker.ask({**row, "limit_s": limit, "until": time.time() + limit}, limit):
                     if "end" in answer:
                         spoilt = answer["end"] > LEFT_MIB
                     else:

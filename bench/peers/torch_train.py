@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
 """Peer: PyTorch's time and memory for one training step of the encoder-decoder Transformer on one NVIDIA GPU, beside `frit bench step`.
 
-usage: torch_train.py [CASE ...] [--tokens 512,1024,...] [--variants eager,sdpa,compile,graphs,compile-bf16] [--out FILE.json] [--seconds 540] [--row-seconds 150]
+usage: torch_train.py [CASE ...] [--tokens 512,1024,...] [--variants LIST] [--out FILE.json] [--seconds 540] [--row-seconds 150]
 A case is MODEL-SENTENCESxLENGTH: mt-base-128x32 is 128 sentences of 32 source and 32 target tokens, random. Without cases: mt-base and mt-big with 128x32 and
 512x32. --tokens adds cases of --model (mt-base) with so many tokens a side at length 32. The models are those of torch_transformer.py: 6+6 layers, one table of
 32768, dropout 0.1 (mt-big 0.3) everywhere, label smoothing 0.1. No padding, no masks. One step is forward, backward and AdamW.
 
-Variants, kept in bf16 autocast with fp32 parameters unless said otherwise:
-  eager         attention materialised, AdamW in foreach form: operators as they come
-  sdpa          scaled_dot_product_attention, fused AdamW
-  compile       the same, forward and loss through torch.compile; then also the whole step (backward and update too) captured as one CUDA graph and replayed
-  graphs        torch.compile(mode="reduce-overhead")
-  compile-bf16  as compile, with parameters, gradients and moments in bf16 (no fp32 copy: small updates are lost)
+Variants, in bf16 autocast with fp32 parameters and fused AdamW unless said otherwise:
+  eager          attention materialised, AdamW in foreach form: operators as they come
+  sdpa           scaled_dot_product_attention
+  sdpa-captured  the same, the whole step (forward, backward, update) captured as one CUDA graph and replayed: nothing to compile
+  compile        sdpa with forward and loss through torch.compile
+  captured       compile, the whole step captured
+  autotune       torch.compile(mode="max-autotune-no-cudagraphs"), the whole step captured; takes minutes to compile, so only where it is asked for
+  graphs         torch.compile(mode="reduce-overhead"): graphs of forward and backward, the update apart
+  compile-bf16   as compile, with parameters, gradients and moments in bf16 (no fp32 copy: small updates are lost)
+  captured-bf16  as captured, the same
 Each figure is the median over --repeats loops of --steps steps, timed by device events without waiting in between.
 
 --out is a list of records, rewritten after each: case, variant, precision, parameters, ms_per_step, ms (every step), ms_min, ms_q1, ms_q3, ms_max,
@@ -19,14 +23,33 @@ loop_ms (each loop's median), tokens_per_s (source and target), first_step_s (fr
 not; the compiler's cache is as earlier rows left it, empty for each row with --cold), peak_mib and reserved_mib (PyTorch's allocator; not the driver's own
 memory), loss, peer, device. Or case, variant and error.
 """
-import argparse, os, pathlib, re, statistics, sys, tempfile, time
+import argparse, contextlib, dataclasses, os, pathlib, re, statistics, sys, tempfile, time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import rows
 
-VARIANTS = {  # name: (what the record says, precision)
-    "eager": ("eager", "bf16 autocast"), "sdpa": ("SDPA, fused AdamW", "bf16 autocast"), "compile": ("compile", "bf16 autocast"),
-    "graphs": ("compile + CUDA graphs", "bf16 autocast"), "compile-bf16": ("compile, pure bf16", "bf16"),
+
+@dataclasses.dataclass
+class Variant:
+    label: str  # what the record says
+    compiled: bool = False
+    mode: str | None = None  # of torch.compile
+    captured: bool = False
+    materialised: bool = False
+    pure: bool = False  # bf16 alone
+    usual: bool = True  # measured when no variants are named
+
+
+VARIANTS = {
+    "eager": Variant("eager", materialised=True),
+    "sdpa": Variant("SDPA, fused AdamW"),
+    "sdpa-captured": Variant("SDPA, step captured", captured=True),
+    "compile": Variant("compile", compiled=True),
+    "captured": Variant("compile, step captured", compiled=True, captured=True),
+    "autotune": Variant("compile max-autotune, step captured", compiled=True, mode="max-autotune-no-cudagraphs", captured=True, usual=False),
+    "graphs": Variant("compile + CUDA graphs", compiled=True, mode="reduce-overhead"),
+    "compile-bf16": Variant("compile, pure bf16", compiled=True, pure=True),
+    "captured-bf16": Variant("compile, pure bf16, step captured", compiled=True, captured=True, pure=True, usual=False),
 }
 CASES = ["mt-base-128x32", "mt-base-512x32", "mt-big-128x32", "mt-big-512x32"]
 
@@ -81,7 +104,7 @@ class Bench:
 
     def measure(self, row):
         from torch_transformer import Transformer, mt_sizes
-        torch, a, variant = self.torch, self.a, row["variant_key"]
+        torch, a, v = self.torch, self.a, VARIANTS[row["variant_key"]]
         model_name, sentences, length = re.fullmatch(r"(mt-\w+)-(\d+)x(\d+)", row["case"]).groups()
         sentences, length = int(sentences), int(length)
         if a.cold:
@@ -90,29 +113,30 @@ class Bench:
         torch.manual_seed(0)
         if self.cuda:
             torch.cuda.init()
+            torch.backends.cuda.enable_cudnn_sdp(not a.no_cudnn)
             torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
-        pure, compiled = variant == "compile-bf16", variant in ("compile", "compile-bf16", "graphs")
         sizes = mt_sizes(model_name, learned_positions=a.learned_positions)
-        model = Transformer(sizes, materialised=variant == "eager", padded=False).to(a.device).train()
-        if pure:
+        model = Transformer(sizes, materialised=v.materialised, padded=False).to(a.device).train()
+        if v.pure:
             model = model.to(torch.bfloat16)
-        parameters = sum(p.numel() for p in model.parameters())
-        form = dict(foreach=True) if variant == "eager" else dict(fused=True)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, weight_decay=0, **form)
-        forward = torch.compile(model, mode="reduce-overhead" if variant == "graphs" else None) if compiled else model
+        form = dict(foreach=True) if v.materialised else dict(fused=True)
+        # capturable: the count of updates, too, stays on the GPU.
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, weight_decay=0, capturable=v.captured and self.cuda, **form)
+        forward = torch.compile(model, mode=v.mode, dynamic=False) if v.compiled else model
         batches = [[torch.randint(1, sizes.vocabulary, (sentences, length), device=a.device) for _ in range(3)] for _ in range(4)]
 
         def train(batch):
-            if variant == "graphs":
+            if v.mode == "reduce-overhead":
                 torch.compiler.cudagraph_mark_step_begin()
             # The cache of casts would be part of what a captured step replays; every weight is cast once a step anyway.
-            with torch.autocast(a.device, torch.bfloat16, enabled=not pure, cache_enabled=not compiled):
+            with torch.autocast(a.device, torch.bfloat16, enabled=not v.pure, cache_enabled=not v.compiled and not v.captured):
                 loss = forward(*batch)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            return loss
+            # Not the loss itself: it would keep the nodes of its autograd graph alive, and with them the stream on which they were made.
+            return loss.detach()
 
         loss = None
 
@@ -120,50 +144,48 @@ class Bench:
             nonlocal loss
             loss = train(batches[i % len(batches)])
 
-        def record(what, ms, extra):
-            s = spread(ms, a.repeats)
-            device = torch.cuda.get_device_name() if self.cuda else "CPU"
-            return dict(variant=what, precision=VARIANTS[variant][1], parameters=parameters, **s, tokens_per_s=round(2 * sentences * length / s["ms_per_step"] * 1e3),
-                        **extra, **self.memory(), loss=round(loss.item(), 4), peer="torch " + torch.__version__, device=device)
+        def capture():
+            """The whole step as one graph over tensors that stay where they are; returns what replays it."""
+            nonlocal loss
+            still = [t.clone() for t in batches[0]]
+            for _ in range(3):  # allocates, compiles, plans: nothing of it may happen while the graph is captured
+                loss = train(still)
+            replay = lambda: train(still)
+            if self.cuda:
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+                graph = torch.cuda.CUDAGraph()
+                # Backward runs in a thread of its own; what other threads call must not spoil the graph.
+                with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+                    loss = train(still)
+                replay = graph.replay
 
-        step(0)
+            def captured_step(i):
+                for to, value in zip(still, batches[i % len(batches)]):
+                    to.copy_(value)
+                replay()
+
+            return captured_step
+
+        # A captured step does all of its work, the first included, on the stream of the graph: the legacy default stream cannot be captured, and a gradient's
+        # accumulation runs on the stream on which its node was made.
+        stream = torch.cuda.Stream() if v.captured and self.cuda else None
         self.sync()
-        first_step_s = time.perf_counter() - begin
-        for i in range(a.warm):
-            step(i)
-        self.sync()
-        yield record(VARIANTS[variant][0], self.times(step), dict(first_step_s=round(first_step_s, 2)))
-        if variant not in ("compile", "compile-bf16") or not self.cuda or a.no_capture:
-            return
-
-        # The whole step as one graph: forward, backward and update of this very compiled model.
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        begin = time.perf_counter()
-        for group in optimizer.param_groups:
-            group["capturable"] = True
-        still = [t.clone() for t in batches[0]]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                train(still)
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            loss = train(still)
-
-        def replay(i):
-            for to, value in zip(still, batches[i % len(batches)]):
-                to.copy_(value)
-            graph.replay()
-
-        for i in range(a.warm):
-            replay(i)
-        self.sync()
-        yield record(VARIANTS[variant][0] + ", step captured", self.times(replay), dict(first_step_s=round(first_step_s + time.perf_counter() - begin, 2)))
+        with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
+            if v.captured:
+                step = capture()
+            step(0)
+            self.sync()
+            first_step_s = time.perf_counter() - begin
+            for i in range(a.warm):
+                step(i)
+            self.sync()
+            s = spread(self.times(step), a.repeats)
+        device = torch.cuda.get_device_name() if self.cuda else "CPU"
+        yield dict(precision="bf16" if v.pure else "bf16 autocast", parameters=sum(p.numel() for p in model.parameters()), **s,
+                   tokens_per_s=round(2 * sentences * length / s["ms_per_step"] * 1e3), first_step_s=round(first_step_s, 2), **self.memory(),
+                   loss=round(loss.item(), 4), peer="torch " + torch.__version__, device=device)
 
 
 def main():
@@ -171,14 +193,14 @@ def main():
     p.add_argument("cases", nargs="*")
     p.add_argument("--tokens", default="", help="add cases with so many tokens a side, at length 32")
     p.add_argument("--model", default="mt-base", help="of --tokens")
-    p.add_argument("--variants", default=",".join(VARIANTS))
+    p.add_argument("--variants", default=",".join(k for k, v in VARIANTS.items() if v.usual))
     p.add_argument("--steps", type=int, default=20)
     p.add_argument("--warm", type=int, default=5)
     p.add_argument("--repeats", type=int, default=2)
     p.add_argument("--seconds", type=float, default=540, help="for all rows")
     p.add_argument("--row-seconds", type=float, default=150, help="for one")
     p.add_argument("--cold", action="store_true", help="an empty compiler cache for each row")
-    p.add_argument("--no-capture", action="store_true")
+    p.add_argument("--no-cudnn", action="store_true", help="scaled_dot_product_attention without cuDNN's")
     p.add_argument("--learned-positions", action="store_true")
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu only tests this script")
     p.add_argument("--out")
@@ -192,7 +214,7 @@ def main():
     wanted = a.variants.split(",")
     for bad in [v for v in wanted if v not in VARIANTS] + [c for c in cases if not re.fullmatch(r"mt-(base|big|tiny)-[1-9]\d*x[1-9]\d*", c)]:
         sys.exit(f"torch_train: {bad} is neither a variant ({', '.join(VARIANTS)}) nor a case like mt-base-128x32")
-    listed = [dict(case=c, variant=VARIANTS[v][0], variant_key=v) for v in wanted for c in cases]
+    listed = [dict(case=c, variant=VARIANTS[v].label, variant_key=v) for v in wanted for c in cases]
     done = rows.run_rows(listed, a.out, worker_arguments=sys.argv[1:], row_s=a.row_seconds, total_s=a.seconds, show=lambda r: {k: v for k, v in r.items() if k != "ms"})
     sys.exit(all("error" in r for r in done))
 

@@ -12,9 +12,11 @@ pinned memory while the step before it runs. Variants:
   compile          torch.compile(dynamic=True) on top of sdpa; its compilation counts as warm_s
   cudnn            PyTorch as it comes: cuDNN's attention allowed. So slow that --few steps (25 of the timed batches, after 5) have to do
 
---out is a list of records, rewritten after each: case, variant, parameters, steps, ms_per_step (time of all timed steps / steps, as batches differ), ms (each
-step), tokens (real source and target tokens of the timed steps), tokens_per_s, fill (real / padded), first_step_s, warm_s (from making the model to the first
-timed step), peak_mib, reserved_mib, loss, peer, device. With --memory also memory: allocated_mib, peak_mib and reserved_mib of each step, from the first on.
+A row that will not end in its time (--row-seconds) stops before that with the steps it has, at least 10 timed ones, and says how many; with --memory, too.
+
+--out is a list of records, rewritten after each: case, variant, parameters, steps, warm_steps, ms_per_step (time of all timed steps / steps, as batches
+differ), ms (each step), tokens (real source and target tokens of the timed steps), tokens_per_s, fill (real / padded), first_step_s, warm_s (from making the
+model to the first timed step), peak_mib, reserved_mib, loss, peer, device. With --memory also memory: allocated_mib, peak_mib and reserved_mib of each step, from the first on.
 """
 import argparse, json, pathlib, statistics, sys, time
 
@@ -22,6 +24,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import make_batches, rows
 
 VARIANTS = {"sdpa": "SDPA, fused AdamW", "sdpa-expandable": "SDPA, fused AdamW, expandable segments", "compile": "compile, dynamic shapes", "cudnn": "default SDPA (cuDNN plans per shape)"}
+
+
+RESERVE_S = 8  # of a row's time, for what follows its last step
 
 
 def batch_tensors(torch, batch, vocabulary, ignored):
@@ -51,6 +56,7 @@ class Bench:
 
     def measure(self, row):
         from torch_transformer import IGNORED, Transformer, mt_sizes
+        over = row["until"] - RESERVE_S
         torch, a, variant, cuda = self.torch, self.a, row["variant_key"], self.cuda
         batches = json.loads(pathlib.Path(row["file"]).read_text())
         warm, steps = (min(5, a.warm), min(a.few, a.steps)) if variant == "cudnn" else (0 if a.memory else a.warm, a.steps)
@@ -76,7 +82,7 @@ class Bench:
         forward = torch.compile(model, dynamic=True) if variant == "compile" else model
         sync = torch.cuda.synchronize if cuda else lambda: None
         memory = dict(allocated_mib=[], peak_mib=[], reserved_mib=[])
-        marks, start, first_step_s, worst = [], None, 0, 0
+        marks, start, first_step_s, worst = [], 0, 0, 0
 
         def mark():
             if cuda:
@@ -86,6 +92,10 @@ class Bench:
                 marks.append(time.perf_counter())
 
         for i, batch in enumerate(data):
+            if len(marks) > 10 and time.time() > over:
+                break
+            if i < warm and time.time() > over - 0.2 * row["limit_s"]:
+                warm = i  # what was to warm up took nearly all of the time
             if i == warm:
                 sync()
                 start = time.perf_counter()
@@ -109,13 +119,13 @@ class Bench:
                 worst = max(worst, torch.cuda.max_memory_allocated())
                 torch.cuda.reset_peak_memory_stats()
         sync()
-        seconds = time.perf_counter() - start
-        timed = batches[warm:]
+        seconds, steps = time.perf_counter() - start, len(marks) - 1
+        timed = batches[warm:warm + steps]
         real = sum(s + t for b in timed for s, t in b)
         padded = sum(len(b) * (max(s for s, _ in b) + max(t for _, t in b)) for b in timed)
         ms = [round(x.elapsed_time(y) if cuda else (y - x) * 1e3, 4) for x, y in zip(marks, marks[1:])]
-        record = dict(parameters=sum(p.numel() for p in model.parameters()), precision="bf16 autocast", steps=steps, ms_per_step=round(seconds / steps * 1e3, 4), ms=ms,
-                      ms_median=round(statistics.median(ms), 4), tokens=real, tokens_per_s=round(real / seconds), fill=round(real / padded, 3),
+        record = dict(parameters=sum(p.numel() for p in model.parameters()), precision="bf16 autocast", steps=steps, warm_steps=warm,
+                      ms_per_step=round(seconds / steps * 1e3, 4), ms=ms, ms_median=round(statistics.median(ms), 4), tokens=real, tokens_per_s=round(real / seconds), fill=round(real / padded, 3),
                       first_step_s=round(first_step_s, 2), warm_s=round(start - begin, 2), loss=round(loss.item(), 4), peer="torch " + torch.__version__,
                       device=torch.cuda.get_device_name() if cuda else "CPU")
         if cuda:

@@ -112,8 +112,9 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
 
       {"training.precision",
        &t.precision,
-       "What parameters, gradients and activations are kept in; fp16 needs a GPU.",
-       {"fp32", "bf16-master", "bf16-stochastic", "bf16-residual", "fp16-master", "fp16-stochastic"}},
+       "What parameters, gradients and activations are kept in; fp16 needs a GPU. Empty: fp32 on the CPU, bf16-master on "
+       "a GPU.",
+       {"", "fp32", "bf16-master", "bf16-stochastic", "bf16-residual", "fp16-master", "fp16-stochastic"}},
       {"training.batch_tokens",
        &t.batch_tokens,
        "Token budget of a batch: neither its source nor its target tokens exceed it; 0: the largest that fits on the "
@@ -172,6 +173,11 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        "How the precisions that keep 16 bits alone round an update: nearest is the published form, which loses those "
        "below half a spacing. To compare with.",
        {"stochastic", "nearest"}},
+      {"training.trainer",
+       &t.trainer,
+       "How parameters are updated: all in one pass, or tensor by tensor over fp32 copies, as programs did before; the "
+       "same bits. fp32 or an fp32 master alone. To compare with.",
+       {"fused", "per_tensor"}},
       {"training.count_swallowed",
        &t.count_swallowed,
        "Count the updates too small to change a parameter as it is stored; each log line gives their share, and "
@@ -254,6 +260,18 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        "faster on an H200.",
        {"", "with_product"}},
       {"run.graphs", &r.graphs, "On a GPU: record the steps of each batch size as a graph, and replay it.", {}},
+      {"run.planned_memory",
+       &r.planned_memory,
+       "Temporaries lie where a plan made before the first step says; false: they come from a caching allocator (on "
+       "the "
+       "CPU from the heap) as they are asked for, and there are no graphs. To compare with.",
+       {}},
+      {"run.packed",
+       &r.packed,
+       "Batches are packed, without padding; false: every sentence is filled up to its batch's longest, and all of it "
+       "is "
+       "computed. The same losses but for rounding and dropout's masks. To compare with.",
+       {}},
       {"run.dump_steps",
        &r.dump_steps,
        "Write the batches and learning rates of this many first updates to batches.jsonl, and the weights before them "
@@ -456,6 +474,11 @@ std::string config_reference() {
   return text;
 }
 
+std::string precision_of(const TrainConfig& config) {
+  if (!config.training.precision.empty()) return config.training.precision;
+  return config.run.device == "cpu" ? "fp32" : "bf16-master";
+}
+
 void validate_config(const TrainConfig& config) {
   const auto need = [](bool good, std::string_view key, const auto& value, std::string_view expected) {
     if (!good) fail("[config] {} is {}, expected {}", key, value, expected);
@@ -527,8 +550,11 @@ void validate_config(const TrainConfig& config) {
        "a number");
   need(config.run.dump_steps >= 0 && config.run.dump_steps <= kMostCount, "run.dump_steps", config.run.dump_steps,
        fmt::format("0 to {}", kMostCount));
-  need(config.run.device != "cpu" || !t.precision.starts_with("fp16"), "training.precision", t.precision,
+  const std::string precision = precision_of(config);
+  need(config.run.device != "cpu" || !precision.starts_with("fp16"), "training.precision", t.precision,
        "another with run.device cpu");
+  need(t.trainer != "per_tensor" || t.precision == "fp32" || t.precision.ends_with("-master"), "training.trainer",
+       t.trainer, fmt::format("fused with training.precision {}, which has no fp32 parameters", t.precision));
   need(t.loss_scale >= 0x1p-14 && t.loss_scale <= 0x1p24, "training.loss_scale", t.loss_scale, "2^-14 to 2^24");
   need(t.loss_scale_growth >= 0, "training.loss_scale_growth", t.loss_scale_growth, "0 or more");
   need(config.run.device == "cpu" || config.run.gemm.empty(), "run.gemm", config.run.gemm,
@@ -537,8 +563,8 @@ void validate_config(const TrainConfig& config) {
        "short, cudnn or materialised with run.device " + config.run.device);
   need(config.run.device != "cpu" || (config.run.attention != "short" && config.run.attention != "cudnn"),
        "run.attention", config.run.attention, "flash or materialised with run.device cpu");
-  need(config.run.gemm != "onednn" || t.precision == "fp32", "run.gemm", config.run.gemm,
-       fmt::format("packed with training.precision {}", t.precision));
+  need(config.run.gemm != "onednn" || precision == "fp32", "run.gemm", config.run.gemm,
+       fmt::format("packed with training.precision {}", precision));
   need(!config.run.directory.empty(), "run.directory", "empty", "a folder");
   for (auto [name, text] : {std::pair{"training.warmup", &t.warmup},
                             {"training.stop_after", &t.stop_after},

@@ -98,11 +98,10 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
   };
   TrainingMeasurement m;
   m.steps = steps, m.parameters = model.workspace().layout().parameters();
-  m.threads = pool.threads(), m.precision = config.training.precision, m.device = gpu ? gpu->name() : "cpu";
+  m.threads = pool.threads(), m.precision = precision_of(config), m.device = gpu ? gpu->name() : "cpu";
   const Clock::time_point begin = Clock::now();
   TrainingStep step(model, pool, step_settings(config, model.workspace()), gpu.get());
-  for (const Batch& b : batches)
-    if (step.planned()) step.plan(TrainingStep::Kind::kTrain, TrainingStep::batch_size(b));
+  for (const Batch& b : batches) step.plan(TrainingStep::Kind::kTrain, TrainingStep::batch_size(b));
   step.reserve();
   Tuning tuning;
   if (gpu) m.products_tuned = tune_training(*gpu, tuning);
@@ -157,7 +156,8 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
   if (gpu && parts) m.parts_us = step.time_parts(batches[0], 10);
   m.tokens_per_s = median(rates_seen), m.step_ms = median(m.ms);
   m.forward_ms = median(forward), m.backward_ms = median(backward), m.update_ms = median(update);
-  m.workspace_bytes = model.workspace().bytes(), m.arena_bytes = static_cast<int64_t>(step.arena_bytes());
+  m.workspace_bytes = model.workspace().bytes() + static_cast<int64_t>(step.extra_bytes());
+  m.arena_bytes = static_cast<int64_t>(step.arena_bytes());
   if (gpu) m.library_bytes = static_cast<int64_t>(gpu->library_bytes() + step.input_bytes());
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);

@@ -10,6 +10,7 @@
 
 #include "frit/core/error.h"
 #include "frit/ops/gemm/gemm.h"
+#include "frit/ops/optimizer/per_tensor.h"
 #include "frit/train/prepare.h"
 #include "frit/train/progress.h"
 #include "frit/train/trainer.h"
@@ -53,7 +54,7 @@ void measure_machine(const TrainConfig& config, const TransformerConfig& sizes, 
   Context context(pool, memory);
   // A product of the model's own width; a copy too large for the caches.
   const int64_t rows = 1024, cols = sizes.d_model, inner = sizes.encoder_ffn_dim;
-  const DType dtype = compute_dtype(parse_precision(config.training.precision));
+  const DType dtype = compute_dtype(parse_precision(precision_of(config)));
   const Buffer x = context.allocate({rows, inner}, dtype, "x"), w = context.allocate({cols, inner}, dtype, "w"),
                y = context.allocate({rows, cols}, dtype, "y");
   std::memset(x->raw(), 0, static_cast<size_t>(x->bytes()));
@@ -91,6 +92,20 @@ int64_t bytes_of(const Tensor& block) {
   return block.defined() ? block.bytes() : 0;
 }
 
+// What a TrainingStep would hold beside workspace and arena, see TrainingStep::extra_bytes.
+int64_t average_bytes(const TrainConfig& config, const Workspace& w) {
+  return config.training.ema_decay > 0 ? w.layout().elements() * (w.precision() == Precision::kF32 ? 4 : 6) : 0;
+}
+int64_t copy_bytes(const TrainConfig& config, const Workspace& w) {
+  return config.training.trainer == "per_tensor" && optimizer_copies_gradients(w) ? w.layout().elements() * 4 : 0;
+}
+// Settings of steps that are recorded alone: none of that is allocated, and there is a plan in any case.
+StepSettings planning_settings(const TrainConfig& config, const Workspace& workspace) {
+  StepSettings settings = step_settings(config, workspace);
+  settings.ema_decay = 0, settings.per_tensor_update = false, settings.planned_memory = true;
+  return settings;
+}
+
 }  // namespace
 
 TrainingPlan plan_training(const TrainConfig& given, const TrainingPlanOptions& options) {
@@ -118,9 +133,7 @@ TrainingPlan plan_training(const TrainConfig& given, const TrainingPlanOptions& 
   model_options.planning = true;
   Transformer model(sizes, model_options);
   ThreadPool pool(static_cast<int>(config.run.threads));
-  StepSettings settings = step_settings(config, model.workspace());
-  settings.ema_decay = 0;  // its memory is reckoned below
-  TrainingStep step(model, pool, settings, gpu.get());
+  TrainingStep step(model, pool, planning_settings(config, model.workspace()), gpu.get());
 
   if (!step.planned())
     fail("[plan] run.attention is {}, whose memory depends on every sentence's length: leave it out to plan",
@@ -132,7 +145,7 @@ TrainingPlan plan_training(const TrainConfig& given, const TrainingPlanOptions& 
   plan.parameter_bytes = bytes_of(w.parameters()), plan.gradient_bytes = bytes_of(w.gradients());
   plan.moment_bytes = bytes_of(w.moment1()) + bytes_of(w.moment2());
   plan.master_bytes = bytes_of(w.master()) + bytes_of(w.residual());
-  if (t.ema_decay > 0) plan.ema_bytes = w.layout().elements() * (w.precision() == Precision::kF32 ? 4 : 6);
+  plan.ema_bytes = average_bytes(config, w), plan.copy_bytes = copy_bytes(config, w);
   for (const auto& slice : w.layout().slices())
     plan.weights.push_back({slice.name, slice.shape.numel() * size_of(w.parameters().dtype())});
   sort_items(plan.weights);
@@ -174,13 +187,11 @@ int64_t largest_batch_tokens(const TrainConfig& config, const TransformerConfig&
   options.planning = true;
   Transformer model(sizes, options);
   ThreadPool pool(1);
-  StepSettings settings = step_settings(config, model.workspace());
-  settings.ema_decay = 0;
-  TrainingStep step(model, pool, settings, &gpu);
+  TrainingStep step(model, pool, planning_settings(config, model.workspace()), &gpu);
   const Workspace& w = model.workspace();
   // What cuBLASLt, cuDNN and the run time take beside the arena: 2 % of everything, and 256 MiB.
-  int64_t fixed = w.bytes() + (int64_t{256} << 20) + bytes / 50;
-  if (config.training.ema_decay > 0) fixed += w.layout().elements() * (w.precision() == Precision::kF32 ? 4 : 6);
+  const int64_t fixed =
+      w.bytes() + average_bytes(config, w) + copy_bytes(config, w) + (int64_t{256} << 20) + bytes / 50;
   const auto fits = [&](int64_t units) {
     const int64_t tokens = units * kPlanTokens;
     const auto peak =
@@ -208,6 +219,7 @@ std::string TrainingPlan::to_string(int largest) const {
   line("optimizer's moments", moment_bytes);
   line("fp32 master or residual", master_bytes);
   line("average of weights", ema_bytes);
+  line("fp32 copies of gradients", copy_bytes);
   text += fmt::format("  {:>12}  arena of temporaries (least possible {}, without sharing {})\n",
                       size_text(arena_bytes), size_text(lower_bound_bytes), size_text(unshared_bytes));
   text += fmt::format("  {:>12}  in all; {} of {} are available: it {}\n", size_text(total_bytes()),

@@ -23,15 +23,15 @@ struct TrainingPlan {
   };
   int64_t parameters = 0;
   // Blocks of fixed size. master_bytes: fp32 master or residual; ema_bytes: the average and, in bf16, what is set
-  // aside.
-  int64_t parameter_bytes = 0, gradient_bytes = 0, moment_bytes = 0, master_bytes = 0, ema_bytes = 0;
+  // aside. copy_bytes: fp32 copies of gradients, see training.trainer.
+  int64_t parameter_bytes = 0, gradient_bytes = 0, moment_bytes = 0, master_bytes = 0, ema_bytes = 0, copy_bytes = 0;
   // The arena: what it takes, the least any plan could take (the largest sum of sizes alive at one time), and what the
   // temporaries would take if none shared memory.
   int64_t arena_bytes = 0, lower_bound_bytes = 0, unshared_bytes = 0;
   std::vector<Item> weights, temporaries;  // largest first; temporaries of one name are added up
 
   int64_t total_bytes() const {
-    return parameter_bytes + gradient_bytes + moment_bytes + master_bytes + ema_bytes + arena_bytes;
+    return parameter_bytes + gradient_bytes + moment_bytes + master_bytes + ema_bytes + copy_bytes + arena_bytes;
   }
 
   // Cost of an update. Products: multiply-adds count 2. Moved: every temporary written once and read once, and the

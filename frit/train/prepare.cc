@@ -333,7 +333,7 @@ Transformer::Options training_options(const TrainConfig& config, Gpu* gpu) {
   const auto& t = config.training;
   Transformer::Options options;
   options.device = gpu;
-  options.precision = parse_precision(t.precision);
+  options.precision = parse_precision(precision_of(config));
   options.training = true;
   options.moments = t.optimizer != "sgd" ? 2 : t.momentum != 0 ? 1 : 0;
   options.gradient_dtype = t.accumulate > 1 ? DType::kF32 : compute_dtype(options.precision);
@@ -368,7 +368,8 @@ StepSettings step_settings(const TrainConfig& config, const Workspace& workspace
   s.prepare.growth_interval = !half ? 0 : t.loss_scale_growth == 0 ? kNever : t.loss_scale_growth;
   s.loss_scale = half ? static_cast<float>(t.loss_scale) : 1.0f;
   s.ema_decay = s.prepare.ema_decay = t.ema_decay;
-  s.graphs = config.run.graphs;
+  s.graphs = config.run.graphs, s.planned_memory = config.run.planned_memory, s.packed = config.run.packed;
+  s.per_tensor_update = t.trainer == "per_tensor";
   s.count_swallowed = t.count_swallowed;
   s.seed = static_cast<uint32_t>(t.seed);
   s.attention = config.run.attention, s.gemm = config.run.gemm, s.bias_gradient = config.run.bias_gradient;

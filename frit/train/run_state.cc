@@ -81,9 +81,11 @@ bool may_change(std::string_view key, bool schedule_ends) {
   // cosine and linear schedules end where training ends.
   if (key == "training.stop_after") return !schedule_ends;
   if (key.starts_with("run."))
-    return key != "run.attention" && key != "run.gemm" && key != "run.device" && key != "run.bias_gradient";
+    return key != "run.attention" && key != "run.gemm" && key != "run.device" && key != "run.bias_gradient" &&
+           key != "run.packed";
   if (key.starts_with("validation.")) return true;
-  constexpr std::string_view kFree[] = {"training.count_swallowed",
+  constexpr std::string_view kFree[] = {"training.trainer",  // the same bits
+                                        "training.count_swallowed",
                                         "training.stop_after_seconds",
                                         "training.log_every",
                                         "training.valid_every",

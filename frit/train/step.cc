@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <set>
 #include <thread>
 
 #include "frit/ops/attention/attention.h"
 #include "frit/ops/gradient_norm/gradient_norm.h"
+#include "frit/ops/optimizer/per_tensor.h"
 
 namespace frit {
 namespace {
@@ -97,7 +97,14 @@ struct TrainingStep::Staging {
 };
 
 TrainingStep::TrainingStep(Transformer& model, ThreadPool& pool, const StepSettings& settings, Gpu* gpu)
-    : model_(model), settings_(settings), gpu_(gpu), memory_(gpu), context_(pool, memory_, gpu) {
+    : model_(model),
+      settings_(settings),
+      gpu_(gpu),
+      caching_(gpu && !settings.planned_memory ? std::make_unique<CachingMemory>(*gpu) : nullptr),
+      memory_(caching_ ? static_cast<DeviceMemory*>(caching_.get()) : gpu),
+      context_(pool, memory_, gpu) {
+  // Temporaries lie somewhere else at every step: nothing that was recorded would find them.
+  if (!settings_.planned_memory) settings_.graphs = false;
   // A plan has one product after the other for each chunk of rows: all batches of a key must have as many chunks.
   if (settings_.criterion.chunk_rows > 0)
     settings_.criterion.chunk_rows = round_up_tokens(settings_.criterion.chunk_rows);
@@ -147,6 +154,8 @@ TrainingStep::TrainingStep(Transformer& model, ThreadPool& pool, const StepSetti
     ema_ = block(ema_block_, DType::kF32, {elements});
     if (w.precision() != Precision::kF32) aside_ = block(aside_block_, compute_dtype(w.precision()), {elements});
   }
+  if (settings_.per_tensor_update && optimizer_copies_gradients(w))
+    gradient_copy_ = block(gradient_copy_block_, DType::kF32, {elements});
   if (settings_.count_swallowed) {
     std::vector<int64_t> ends;
     for (const auto& slice : w.layout().slices()) ends.push_back(slice.offset + slice.shape.numel());
@@ -156,12 +165,7 @@ TrainingStep::TrainingStep(Transformer& model, ThreadPool& pool, const StepSetti
     to_device(slice_ends_, ends.data());
   }
   memory_.begin_recording();
-  gradient_norm(context_, w.gradients(), squares_, not_finite_);
-  optimizer_prepare(context_, settings_.optimizer, settings_.prepare, squares_, not_finite_, state_);
-  if (swallowed_.defined())
-    optimizer_swallowed(context_, settings_.optimizer, {.prepared = state_.prepared}, blocks(), slice_ends_,
-                        swallowed_);
-  optimizer_step(context_, settings_.optimizer, {.prepared = state_.prepared}, model_.workspace());
+  update_parameters();
   update_plan_ = plan_memory(memory_.end_recording());
   note(update_plan_);
 }
@@ -223,7 +227,47 @@ BatchSize TrainingStep::batch_size(const Batch& batch) {
           BatchView::longest(batch.target_offsets)};
 }
 
-TrainingStep::Extent TrainingStep::extent_of(const BatchSize& size) const {
+size_t TrainingStep::extra_bytes() const {
+  size_t bytes = 0;
+  for (const Tensor* t : {&ema_, &aside_, &gradient_copy_})
+    if (t->defined()) bytes += static_cast<size_t>(t->bytes());
+  return bytes;
+}
+
+BatchSize padded_size(const BatchSize& size) {
+  BatchSize padded = size;
+  padded.source_tokens = size.sentences * size.longest_source,
+  padded.target_tokens = size.sentences * size.longest_target;
+  padded.sentences = 2 * size.sentences;
+  return padded;
+}
+
+void pad_batch(const Batch& batch, int32_t pad, Batch* padded) {
+  const int64_t source = BatchView::longest(batch.source_offsets), target = BatchView::longest(batch.target_offsets);
+  for (auto* v : {&padded->source_ids, &padded->target_ids, &padded->labels}) v->clear();
+  padded->source_offsets.assign(1, 0), padded->target_offsets.assign(1, 0);
+  padded->sentence_index = batch.sentence_index;
+  const auto fill_up = [](const std::vector<int32_t>& from, int64_t begin, int64_t end, int64_t longest, int32_t fill,
+                          std::vector<int32_t>& to) {
+    to.insert(to.end(), from.begin() + begin, from.begin() + end);
+    to.insert(to.end(), static_cast<size_t>(longest - (end - begin)), fill);
+  };
+  const auto two = [](std::vector<int32_t>& offsets, int64_t real, int64_t longest) {
+    const int32_t begin = offsets.back();
+    offsets.push_back(begin + static_cast<int32_t>(real)), offsets.push_back(begin + static_cast<int32_t>(longest));
+  };
+  for (size_t s = 0; s + 1 < batch.source_offsets.size(); ++s) {
+    const int64_t s0 = batch.source_offsets[s], s1 = batch.source_offsets[s + 1];
+    const int64_t t0 = batch.target_offsets[s], t1 = batch.target_offsets[s + 1];
+    fill_up(batch.source_ids, s0, s1, source, pad, padded->source_ids);
+    fill_up(batch.target_ids, t0, t1, target, pad, padded->target_ids);
+    fill_up(batch.labels, t0, t1, target, -1, padded->labels);
+    two(padded->source_offsets, s1 - s0, source), two(padded->target_offsets, t1 - t0, target);
+  }
+}
+
+TrainingStep::Extent TrainingStep::extent_of(const BatchSize& given) const {
+  const BatchSize size = settings_.packed ? given : padded_size(given);
   Extent extent{round_up_tokens(size.source_tokens), round_up_tokens(size.target_tokens)};
   if (!gpu_ || (short_attention_ && std::max(size.longest_source, size.longest_target) <= kAttentionShortLongest))
     return extent;
@@ -258,8 +302,11 @@ std::vector<Lifetime> TrainingStep::record(Kind kind, const BatchSize& size) {
 }
 
 const Plan* TrainingStep::plan(Kind kind, const BatchSize& size) {
-  if (!planned()) return nullptr;
   const Key key{kind, extent_of(size)};
+  if (!planned()) {
+    if (gpu_ && unplanned_.insert(key).second) record(kind, size);
+    return nullptr;
+  }
   const auto found = plans_.find(key);
   if (found != plans_.end()) return &found->second;
   const Plan& made = plans_.emplace(key, plan_memory(record(kind, size))).first->second;
@@ -276,8 +323,11 @@ void TrainingStep::note(const Plan& plan) {
 void TrainingStep::reserve() {
   if (gpu_ && !staging_.empty()) {
     int64_t tokens = 0;
-    for (const auto& [key, plan] : plans_)
+    const auto room = [&](const Key& key) {
       tokens = std::max({tokens, key.second.source_tokens, key.second.target_tokens});
+    };
+    for (const auto& [key, plan] : plans_) room(key);
+    for (const Key& key : unplanned_) room(key);
     reserve_inputs(tokens);
   }
   if (peak_ <= memory_.arena_bytes()) return;
@@ -312,10 +362,12 @@ const Plan* TrainingStep::ready(Kind kind, const Batch& batch) {
   return found;
 }
 
-BatchView TrainingStep::place(const Batch& batch) {
+BatchView TrainingStep::place(const Batch& given) {
+  if (!settings_.packed) pad_batch(given, static_cast<int32_t>(model_.config().pad_id), &padded_);
+  const Batch& batch = settings_.packed ? given : padded_;
   if (!gpu_) return BatchView::of(batch);
   // Ids and labels, each filled up, then the offsets; each part begins at a multiple of kAlignment.
-  const BatchSize size = batch_size(batch);
+  const BatchSize size = batch_size(given);
   const Extent extent = extent_of(size);
   const int64_t source = extent.source_tokens, target = extent.target_tokens;
   const auto sequences = static_cast<int64_t>(batch.source_offsets.size());
@@ -411,14 +463,18 @@ void TrainingStep::forward_backward(const Batch& batch, int64_t stream) {
 }
 
 void TrainingStep::update_parameters() {
-  Replay replay(memory_, &update_plan_);
+  Replay replay(memory_, context_.planning() ? nullptr : update_plan());
   model_.hold_pad_row(context_);
   gradient_norm(context_, model_.workspace().gradients(), squares_, not_finite_);
   optimizer_prepare(context_, settings_.optimizer, settings_.prepare, squares_, not_finite_, state_);
   if (swallowed_.defined())
     optimizer_swallowed(context_, settings_.optimizer, {.prepared = state_.prepared}, blocks(), slice_ends_,
                         swallowed_);
-  optimizer_step(context_, settings_.optimizer, {.prepared = state_.prepared}, model_.workspace());
+  if (settings_.per_tensor_update)
+    optimizer_step_per_tensor(context_, settings_.optimizer, {.prepared = state_.prepared}, model_.workspace(),
+                              gradient_copy_);
+  else
+    optimizer_step(context_, settings_.optimizer, {.prepared = state_.prepared}, model_.workspace());
   if (ema_.defined()) ema_update(context_, settings_.ema_decay, blocks(), ema_, state_.numbers);
   replay.finish();
 }

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,6 +17,7 @@
 
 #include "frit/backend/context.h"
 #include "frit/data/batcher.h"
+#include "frit/memory/caching.h"
 #include "frit/memory/planner.h"
 #include "frit/models/transformer/transformer.h"
 #include "frit/ops/optimizer/optimizer.h"
@@ -34,7 +36,18 @@ struct StepSettings {
   std::string attention;         // forced implementations; empty: chosen
   std::string gemm, bias_gradient;
   bool graphs = true;  // on a GPU: a batch size's steps are recorded as a graph when it comes the second time
+  // What follows is there to be switched off, to see what it is worth.
+  bool planned_memory = true;      // false: temporaries come from a CachingMemory (on the CPU from the heap); no graphs
+  bool packed = true;              // false: batches are filled up, see pad_batch()
+  bool per_tensor_update = false;  // optimizer_step_per_tensor in the place of optimizer_step
 };
+
+// Fills a batch up as programs without packing do: every sentence to the longest of its side, and all of it is
+// computed. The padding of a sentence is a sequence of its own behind it (pads, labels -1), so that nothing of it
+// enters a loss, a gradient or an attention of the sentence; attention over it costs less than over a square that is
+// masked.
+void pad_batch(const Batch& batch, int32_t pad, Batch* padded);
+BatchSize padded_size(const BatchSize& size);
 
 // Numbers of tokens are rounded up to a multiple of this for planning: one plan serves all batches of a key. On a GPU
 // batches are filled up to it.
@@ -71,11 +84,12 @@ class TrainingStep {
   TrainingStep(Transformer& model, ThreadPool& pool, const StepSettings& settings, Gpu* gpu = nullptr);
   ~TrainingStep();
 
-  // False when attention is forced to be materialised on the CPU: its temporaries depend on the length of every
-  // sentence, so that no plan serves all batches of a key. Forward and backward then allocate from the heap.
-  bool planned() const { return gpu_ || settings_.attention != "materialised"; }
+  // False without planned_memory, and when attention is forced to be materialised on the CPU: its temporaries depend on
+  // the length of every sentence, so that no plan serves all batches of a key. Forward and backward then allocate.
+  bool planned() const { return settings_.planned_memory && (gpu_ || settings_.attention != "materialised"); }
   static BatchSize batch_size(const Batch& batch);
-  // The plan for batches of this size, recorded if its key is new; nullptr if !planned().
+  // The plan for batches of this size, recorded if its key is new; nullptr if !planned(): on a GPU such a size's work
+  // is recorded all the same, so that its products are known and can be timed.
   const Plan* plan(Kind kind, const BatchSize& size);
   // The lifetimes behind such a plan: names, sizes, births and deaths. Errors: std::invalid_argument if !planned().
   std::vector<Lifetime> record(Kind kind, const BatchSize& size);
@@ -85,9 +99,12 @@ class TrainingStep {
   size_t lower_bound() const { return lower_bound_; }
   size_t total() const { return total_; }
   size_t peak() const { return peak_; }
-  size_t arena_bytes() const { return memory_.arena_bytes(); }
-  // On a GPU, beside arena and workspace: the batch. (The average of weights is not counted.)
+  // What temporaries take: the arena, or what is held without planned_memory on a GPU.
+  size_t arena_bytes() const { return caching_ ? caching_->held_bytes() : memory_.arena_bytes(); }
+  // On a GPU, beside arena and workspace: the batch.
   size_t input_bytes() const { return inputs_bytes_; }
+  // Beside the workspace: the average of weights and what it sets aside, copies of gradients.
+  size_t extra_bytes() const;
   int64_t plans() const { return static_cast<int64_t>(plans_.size()); }
 
   // Begins update number `attempt` (counted from 0, skipped ones included) over step_tokens target tokens in all.
@@ -164,12 +181,13 @@ class TrainingStep {
   struct Staging;
   Tensor scalar(DType dtype, int64_t count);
   const Plan* ready(Kind kind, const Batch& batch);
+  const Plan* update_plan() const { return settings_.planned_memory ? &update_plan_ : nullptr; }
   void note(const Plan& plan);
   StepOptions step_options(bool accumulate);
   // Room on the GPU for any batch of as many tokens a side.
   void reserve_inputs(int64_t tokens);
   // The batch where the model lies, filled up on a GPU.
-  BatchView place(const Batch& batch);
+  BatchView place(const Batch& given);
   template <typename Work>
   void run(Recorded* recorded, Work&& work);
   void to_device(const Tensor& to, const void* from);
@@ -180,9 +198,11 @@ class TrainingStep {
   Transformer& model_;
   StepSettings settings_;
   Gpu* gpu_;
+  std::unique_ptr<CachingMemory> caching_;  // without planned_memory, on a GPU
   Memory memory_;
   Context context_;
   std::map<Key, Plan> plans_;
+  std::set<Key> unplanned_;  // recorded without a plan
   Plan update_plan_;
   std::map<DType, Plan> squares_plans_;  // of sum_of_squares, by a block's type
   size_t peak_ = 0, lower_bound_ = 0, total_ = 0;
@@ -192,8 +212,9 @@ class TrainingStep {
   std::vector<void*> born_;
   Tensor rates_, first_, inverse_tokens_, scale_, totals_, evaluation_, squares_, not_finite_;
   OptimizerState state_;
-  Block ema_block_, aside_block_, slice_ends_block_, swallowed_block_;
-  Tensor ema_, aside_, slice_ends_, swallowed_;
+  Block ema_block_, aside_block_, slice_ends_block_, swallowed_block_, gradient_copy_block_;
+  Tensor ema_, aside_, slice_ends_, swallowed_, gradient_copy_;
+  Batch padded_;  // the batch in hand, filled up
 
   int64_t attempt_ = 0;        // of the update that was begun
   int64_t attempts_done_ = 0;  // updates put on the way

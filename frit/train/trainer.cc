@@ -395,8 +395,11 @@ void Trainer::Impl::plan() {
     plan_step(full_batch(config));
   if (has_valid()) validation->plan(*step);
   if (!step->planned()) {
-    say(fmt::format("Memory: {} parameters, gradients and optimizer; temporaries from the heap (run.attention {})",
-                    mib(static_cast<size_t>(model->workspace().bytes())), config.run.attention));
+    if (gpu) tune();
+    step->reserve();
+    say(fmt::format("Memory: {} parameters, gradients and optimizer; temporaries from {} ({})",
+                    mib(static_cast<size_t>(model->workspace().bytes())), gpu ? "a caching allocator" : "the heap",
+                    config.run.planned_memory ? "run.attention " + config.run.attention : "run.planned_memory false"));
     return;
   }
   if (gpu) {
@@ -737,7 +740,7 @@ TrainResult Trainer::Impl::train() {
                     reason, sizes.model_type()));
   model = std::make_unique<Transformer>(sizes, training_options(config, gpu.get()));
   say(fmt::format("Model: {} parameters, {}; {}, {}", format_count(model->workspace().layout().parameters()),
-                  config.model.init_from.empty() ? config.model.preset : config.model.init_from, t.precision,
+                  config.model.init_from.empty() ? config.model.preset : config.model.init_from, precision_of(config),
                   gpu ? gpu->name() : fmt::format("{} threads", pool.threads())));
   step = std::make_unique<TrainingStep>(*model, pool, step_settings(config, model->workspace()), gpu.get());
   step->context().on_notice = sink;
