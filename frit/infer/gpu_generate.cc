@@ -628,6 +628,8 @@ std::map<std::string, double> GpuGenerator::time_parts(std::span<const GenerateI
   const StepKey key = step_key(call, call.sentences, position + 1);
   Recorded& recorded = ready(steps_[key], [&] { step(key); });
   const auto time = [&](std::function<bool(std::string_view)> runs) {
+    const auto at = static_cast<int32_t>(position);  // search_step has moved on
+    gpu_.upload(state_.position.raw(), &at, sizeof(at));
     gpu_.set_filter(std::move(runs));
     std::vector<double> times = gpu_.time_graph(
         [&] {
