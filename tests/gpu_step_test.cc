@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
 #include <random>
 
 #include "frit/train/measure.h"
@@ -159,6 +161,45 @@ TEST_F(GpuStep, AttentionOfOtherWidthsAndOfLongSentences) {
       EXPECT_NEAR(got.grad_norm, expected.grad_norm, 1e-3 * expected.grad_norm) << i;
     }
   }
+}
+
+// Attention as a timer chose it: materialised where nothing is causal, short where it is; memory is planned for it, and
+// graphs are recorded and recorded again.
+TEST_F(GpuStep, AttentionFollowsWhatWasTimed) {
+  const TrainConfig c = config();
+  Rig cpu(c, nullptr);
+  Tuning tuning;
+  Rig gpu(c, gpu_.get());
+  std::vector<BatchSize> sizes;
+  std::vector<Batch> batches;
+  for (int i = 0; i < 6; ++i) {
+    batches.push_back(some_batch(static_cast<unsigned>(90 + i), 3 + i % 3, i == 3 ? 50 : 0));
+    sizes.push_back(TrainingStep::batch_size(batches.back()));
+  }
+  int asked = 0;
+  const auto choices =
+      gpu.step.tune_attention(sizes, tuning, 60, true, [&](const AttentionShape& shape, std::string_view name) {
+        ++asked;
+        return (name == "materialised") != shape.causal ? 10.0 : 20.0;
+      });
+  ASSERT_EQ(choices.size(), 2u);  // causal or not: all lie in one bucket of tokens and lengths
+  EXPECT_GE(asked, 4);
+  for (const AttentionChoice& choice : choices) {
+    EXPECT_EQ(choice.chosen, choice.key.find("causal") == std::string::npos ? "materialised" : "short") << choice.key;
+    EXPECT_EQ(tuning.find(kAttentionTuning, choice.key), choice.chosen);
+  }
+  for (int i = 0; i < 6; ++i) {
+    const std::vector<Batch> batch = {batches[static_cast<size_t>(i)]};
+    const StepResult expected = cpu.update(i, batch), got = gpu.update(i, batch);
+    EXPECT_NEAR(got.loss.loss, expected.loss.loss, 1e-4 * expected.loss.loss) << i;
+    EXPECT_NEAR(got.grad_norm, expected.grad_norm, 1e-3 * expected.grad_norm) << i;
+    EXPECT_EQ(gpu.step.context().used("attention"), "materialised");  // the encoder's backward comes last
+  }
+  // Without dropout there is no choice: the order's first.
+  for (Rig* rig : {&cpu, &gpu}) rig->step.evaluate(some_batch(50, 4));
+  EXPECT_NEAR(gpu.step.evaluated().nll, cpu.step.evaluated().nll, 1.0);
+  EXPECT_EQ(gpu.step.context().used("attention"), "short");
+  EXPECT_THROW(gpu.step.tune_attention(sizes, tuning, 60, true), std::invalid_argument);  // plans are made
 }
 
 // Every parameter's gradient, with several layers on both sides.
@@ -391,6 +432,51 @@ TEST_F(GpuStep, TrainsAndResumesExactly) {
   const TrainResult parts = Trainer(config("parts", device)).run();
   EXPECT_EQ(parts.updates, 10);
   EXPECT_EQ(*parts.loss, *whole.loss);
+}
+
+// A run that goes on uses the attention it began with, whatever a clock would say now; so does a new run that finds its
+// choices in the common file.
+TEST_F(GpuStep, ResumesWithTheAttentionItBeganWith) {
+  const TestFolder folder("frit-gpu-attention");
+  write_corpus(folder.path(), "train", 40, 1);
+  const char* before = std::getenv("XDG_CACHE_HOME");
+  const std::string kept = before ? before : "";
+  ::setenv("XDG_CACHE_HOME", (folder.path() / "cache").c_str(), 1);
+  const auto config = [&](const std::string& run, const char* updates) {
+    TrainConfig c = tiny_config(folder.path(), run);
+    c.model.d_model = 32, c.model.heads = 1;
+    c.data.valid_source = c.data.valid_target = "";
+    c.training.stop_after = updates, c.training.valid_every = "1e", c.training.save_every = "2u";
+    c.run.device = built_with_cuda() ? "cuda" : "simulator";
+    return c;
+  };
+  const auto final_weights = [&](const std::string& run) {
+    std::ifstream in(folder.path() / run / "model" / "model.safetensors", std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  int asked = 0;
+  TrainerHooks slow_short, fast_short;
+  slow_short.attention_timer = [&](const AttentionShape&, std::string_view name) {
+    return ++asked, name == "short" ? 20.0 : 10.0;
+  };
+  fast_short.attention_timer = [&](const AttentionShape&, std::string_view name) {
+    return ++asked, name == "short" ? 10.0 : 20.0;
+  };
+  Trainer(config("parts", "2u"), {}, slow_short).run();
+  EXPECT_GE(asked, 2);
+  asked = 0;
+  Trainer(config("parts", "4u"), {}, fast_short).run();  // goes on
+  Trainer(config("whole", "4u"), {}, fast_short).run();  // finds the common file
+  EXPECT_EQ(asked, 0);
+  EXPECT_EQ(final_weights("parts"), final_weights("whole"));
+  std::filesystem::remove_all(folder.path() / "cache");
+  Trainer(config("other", "4u"), {}, fast_short).run();
+  EXPECT_GE(asked, 2);
+  EXPECT_NE(final_weights("other"), final_weights("whole"));  // rounding tells the implementations apart
+  if (before)
+    ::setenv("XDG_CACHE_HOME", kept.c_str(), 1);
+  else
+    ::unsetenv("XDG_CACHE_HOME");
 }
 
 // Checkpoints, validation and the final model in every other precision; the numbers of a run in two parts.

@@ -35,6 +35,7 @@ std::string TrainingMeasurement::to_json(std::string_view model_case) const {
   j["library_mib"] = static_cast<double>(library_bytes) / (1 << 20);
   j["peak_mib"] = static_cast<double>(workspace_bytes + arena_bytes + library_bytes) / (1 << 20);
   j["products_tuned"] = products_tuned;
+  if (!attention.empty()) j["attention"] = attention, j["attention_us"] = attention_us;
   j["ms"] = ms;
   if (!parts_us.empty()) j["parts_us"] = parts_us;
   j["peak_rss_mib"] = static_cast<double>(peak_rss_bytes) / (1 << 20);
@@ -100,10 +101,15 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
   m.steps = steps, m.parameters = model.workspace().layout().parameters();
   m.threads = pool.threads(), m.precision = config.training.precision, m.device = gpu ? gpu->name() : "cpu";
   const Clock::time_point begin = Clock::now();
-  TrainingStep step(model, pool, step_settings(config, model.workspace()), gpu.get());
-  for (const Batch& b : batches) step.plan(TrainingStep::Kind::kTrain, TrainingStep::batch_size(b));
-  step.reserve();
   Tuning tuning;
+  TrainingStep step(model, pool, step_settings(config, model.workspace()), gpu.get());
+  std::vector<BatchSize> batch_sizes;
+  for (const Batch& b : batches) batch_sizes.push_back(TrainingStep::batch_size(b));
+  if (gpu)
+    for (const AttentionChoice& c : step.tune_attention(batch_sizes, tuning, kAttentionSeconds, true))
+      m.attention[c.key] = c.chosen, m.attention_us[c.key] = c.us;
+  for (const BatchSize& size : batch_sizes) step.plan(TrainingStep::Kind::kTrain, size);
+  step.reserve();
   if (gpu) m.products_tuned = tune_training(*gpu, tuning);
   const double rates[] = {1e-4};
   int64_t attempt = 0;

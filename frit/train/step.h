@@ -20,6 +20,7 @@
 #include "frit/memory/caching.h"
 #include "frit/memory/planner.h"
 #include "frit/models/transformer/transformer.h"
+#include "frit/ops/attention/timing.h"
 #include "frit/ops/optimizer/optimizer.h"
 
 namespace frit {
@@ -52,6 +53,9 @@ BatchSize padded_size(const BatchSize& size);
 // Numbers of tokens are rounded up to a multiple of this for planning: one plan serves all batches of a key. On a GPU
 // batches are filled up to it.
 constexpr int64_t kPlanTokens = 256;
+
+// What choosing an attention may take before the first step: see TrainingStep::tune_attention.
+constexpr double kAttentionSeconds = 2;
 
 // What one update did.
 struct StepResult {
@@ -88,6 +92,12 @@ class TrainingStep {
   // the length of every sentence, so that no plan serves all batches of a key. Forward and backward then allocate.
   bool planned() const { return settings_.planned_memory && (gpu_ || settings_.attention != "materialised"); }
   static BatchSize batch_size(const Batch& batch);
+  // Before the first plan(), on a GPU: for batches of these sizes, times the implementations of attention that take
+  // them, and uses the fastest from now on: see choose_attention. `tuning` also keeps products (Gpu::tune_products),
+  // and must outlive this. In the simulator, which has no clock, only with a timer. Nothing is timed if run.attention
+  // forces one.
+  std::vector<AttentionChoice> tune_attention(const std::vector<BatchSize>& sizes, Tuning& tuning, double seconds,
+                                              bool again, AttentionTimer timer = {});
   // The plan for batches of this size, recorded if its key is new; nullptr if !planned(): on a GPU such a size's work
   // is recorded all the same, so that its products are known and can be timed.
   const Plan* plan(Kind kind, const BatchSize& size);
@@ -171,7 +181,9 @@ class TrainingStep {
     int64_t source_tokens = 0, target_tokens = 0, sequences = 0, longest_source = 0, longest_target = 0;
     auto operator<=>(const Extent&) const = default;
   };
-  Extent extent_of(const BatchSize& size) const;
+  Extent extent_of(Kind kind, const BatchSize& size) const;
+  // Does "short" take every attention of such a batch? Its memory then depends on no length.
+  bool is_short(Kind kind, const BatchSize& size) const;
   using Key = std::pair<Kind, Extent>;
   struct Recorded {
     int64_t seen = 0;
@@ -187,7 +199,7 @@ class TrainingStep {
   // Room on the GPU for any batch of as many tokens a side.
   void reserve_inputs(int64_t tokens);
   // The batch where the model lies, filled up on a GPU.
-  BatchView place(const Batch& given);
+  BatchView place(Kind kind, const Batch& given);
   template <typename Work>
   void run(Recorded* recorded, Work&& work);
   void to_device(const Tensor& to, const void* from);
@@ -223,6 +235,7 @@ class TrainingStep {
   bool evaluating_ = false;   // evaluation_ holds sums
   bool timing_ = false;
   bool short_attention_ = false;                   // "short" takes all heads while sequences are short enough
+  bool attention_tuned_ = false;                   // context_.tuning() may say otherwise
   std::vector<std::unique_ptr<Slot>> slots_;       // kAhead + 1 of them
   std::vector<std::unique_ptr<Staging>> staging_;  // batches on their way to the GPU
   size_t next_staging_ = 0;

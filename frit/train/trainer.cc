@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <ctime>
 #include <deque>
 #include <filesystem>
@@ -26,6 +25,7 @@
 #include "frit/train/progress.h"
 #include "frit/train/run_state.h"
 #include "frit/train/tensorboard.h"
+#include "frit/train/tuning_cache.h"
 #include "frit/train/validation.h"
 
 namespace frit {
@@ -92,13 +92,6 @@ class AverageInModel {
   TrainingStep& step_;
 };
 
-// Where what timing found is kept from run to run: $XDG_CACHE_HOME/frit or ~/.cache/frit.
-fs::path cache_directory() {
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache && *cache) return fs::path(cache) / "frit";
-  if (const char* home = std::getenv("HOME"); home && *home) return fs::path(home) / ".cache" / "frit";
-  return fs::temp_directory_path() / "frit";
-}
-
 // A checkpoint's blocks of weights by name.
 std::vector<std::pair<const char*, Tensor>> named_blocks(const Workspace& w) {
   std::vector<std::pair<const char*, Tensor>> blocks;
@@ -127,8 +120,8 @@ struct Trainer::Impl {
   TransformerConfig sizes;
   TokenFile train_file;
   std::optional<Batcher> batcher;
-  std::unique_ptr<Gpu> gpu;  // nullptr: training on the CPU
-  Tuning tuning;             // what timing found on it
+  std::unique_ptr<Gpu> gpu;           // nullptr: training on the CPU
+  std::optional<TuningCache> tuning;  // what timing found on it
   std::unique_ptr<Transformer> model;
   std::unique_ptr<TrainingStep> step;
   std::optional<EarlyStopper> early;
@@ -150,8 +143,9 @@ struct Trainer::Impl {
     BatchPosition position;
   };
   std::deque<OnTheWay> on_the_way;
-  bool dumping = false;  // run.dump_steps, in a run's first start alone
-  std::string dumped;    // of the update in hand
+  int64_t attention_tuned = 0;  // kinds of attention that were timed here
+  bool dumping = false;         // run.dump_steps, in a run's first start alone
+  std::string dumped;           // of the update in hand
   std::ofstream batches_file;
 
   Impl(TrainConfig c, TrainerOutput o, TrainerHooks h)
@@ -217,6 +211,7 @@ struct Trainer::Impl {
   void save(bool interrupted, std::optional<double> metric = std::nullopt);
   void take_largest_batches(const std::optional<CheckpointInfo>& checkpoint);
   void plan();
+  void tune_attention(const std::vector<BatchSize>& batch_sizes);
   void tune();
   bool start_update(Prefetcher& prefetcher);
   void finish_updates(bool all);
@@ -351,34 +346,42 @@ void Trainer::Impl::take_largest_batches(const std::optional<CheckpointInfo>& ch
                   mib(static_cast<size_t>(free)), gpu->name()));
 }
 
-// Times what this GPU has to be asked: kinds of products that no earlier run has met. What a run was begun with, it
-// goes on with; a new one begins with what other runs on this kind of GPU found.
-void Trainer::Impl::tune() {
-  const fs::path own = run / "tuning.json", common = cache_directory() / "tuning.json";
-  tuning = Tuning::load(own.string(), gpu->name());
-  if (tuning.size() == 0) try {
-      tuning = Tuning::load(common.string(), gpu->name());
-    } catch (const Error& e) {
-      say(fmt::format("Note: {}; products are timed again", e.what()));
-    }
+// Times the implementations of attention where several take a batch, so that plans know which one runs.
+void Trainer::Impl::tune_attention(const std::vector<BatchSize>& batch_sizes) {
+  tuning.emplace(run, gpu->name(), [this](std::string_view text) { say(text); });
+  // A run that goes on times nothing: what it did not know when it began it left to the order.
+  if (!tuning->fresh()) {
+    step->tune_attention({}, tuning->tuning(), 0, false);
+    return;
+  }
   const Clock::time_point begin = Clock::now();
-  const int64_t found = tune_training(*gpu, tuning);
-  step->context().set_tuning(&tuning);
-  tuning.save(own.string(), gpu->name());
-  if (found == 0) return;
-  std::error_code error;
-  fs::create_directories(common.parent_path(), error);
-  if (error)
-    say(fmt::format("Note: {} cannot be made, so the next run times its products again: {}",
-                    common.parent_path().string(), error.message()));
-  else
-    try {
-      tuning.save(common.string(), gpu->name());
-    } catch (const Error& e) {
-      say(fmt::format("Note: the next run times its products again: {}", e.what()));
+  const auto choices =
+      step->tune_attention(batch_sizes, tuning->tuning(), kAttentionSeconds, true, hooks.attention_timer);
+  int64_t left = 0;
+  for (const AttentionChoice& c : choices) {
+    if (!c.failures.empty()) say(fmt::format("Note: attention {}: {}", c.key, c.failures));
+    if (c.chosen == kAttentionByOrder) {
+      ++left;
+      continue;
     }
-  say(fmt::format("Products: {} shapes timed in {:.1f} s, {} known", found, seconds_between(begin, Clock::now()),
-                  tuning.size()));
+    std::string times;
+    for (const auto& [name, us] : c.us) times += fmt::format("{}{} {:.0f} us", times.empty() ? "" : ", ", name, us);
+    say(fmt::format("Attention: {}: {} ({})", c.key, c.chosen, times));
+  }
+  attention_tuned = static_cast<int64_t>(choices.size()) - left;
+  if (!choices.empty())
+    say(fmt::format("Attention: {} kinds timed in {:.1f} s{}", attention_tuned, seconds_between(begin, Clock::now()),
+                    left > 0 ? fmt::format(", {} left to the usual order", left) : ""));
+}
+
+// Times kinds of products that no earlier run has met, and keeps what was found.
+void Trainer::Impl::tune() {
+  const Clock::time_point begin = Clock::now();
+  const int64_t found = tune_training(*gpu, tuning->tuning());
+  tuning->save(found + attention_tuned > 0);
+  if (found > 0)
+    say(fmt::format("Products: {} shapes timed in {:.1f} s, {} known", found, seconds_between(begin, Clock::now()),
+                    tuning->tuning().size()));
 }
 
 // Plans every key of the first epoch and of validation, and reserves the arena.
@@ -389,10 +392,10 @@ void Trainer::Impl::plan() {
     if (config.training.accumulate > 1) step->plan(TrainingStep::Kind::kAccumulate, size);
   };
   // Sampling changes lengths from epoch to epoch, and takes as long as reading an epoch: the largest key will do.
-  if (config.data.subword_alpha == 0)
-    for (const BatchSize& size : batcher->sizes(0)) plan_step(size);
-  else
-    plan_step(full_batch(config));
+  const std::vector<BatchSize> batch_sizes =
+      config.data.subword_alpha == 0 ? batcher->sizes(0) : std::vector<BatchSize>{full_batch(config)};
+  if (gpu) tune_attention(batch_sizes);
+  for (const BatchSize& size : batch_sizes) plan_step(size);
   if (has_valid()) validation->plan(*step);
   if (!step->planned()) {
     if (gpu) tune();
