@@ -38,6 +38,11 @@ std::string TrainingMeasurement::to_json(std::string_view model_case) const {
   if (!attention.empty()) j["attention"] = attention, j["attention_us"] = attention_us;
   j["ms"] = ms;
   if (!parts_us.empty()) j["parts_us"] = parts_us;
+  if (floor) {
+    // Of the first batch alone, as the parts are: all batches have its floor only where they are of one size.
+    j["floor_ms"] = floor->ms(), j["floor_update_ms"] = floor->update_ms;
+    j["of_floor"] = floor->ms() / (parts_us.at("all") / 1e3), j["copy_gb_per_s"] = copy_bytes_per_s / 1e9;
+  }
   j["peak_rss_mib"] = static_cast<double>(peak_rss_bytes) / (1 << 20);
   return j.dump();
 }
@@ -159,7 +164,11 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
       if (const auto r = take(true)) phases(*r);
     }
   }
-  if (gpu && parts) m.parts_us = step.time_parts(batches[0], 10);
+  if (gpu && parts) {
+    m.parts_us = step.time_parts(batches[0], 10);
+    m.copy_bytes_per_s = step.time_copy(10);
+    m.floor = step_floor(m.parts_us, m.parameters, m.copy_bytes_per_s);
+  }
   m.tokens_per_s = median(rates_seen), m.step_ms = median(m.ms);
   m.forward_ms = median(forward), m.backward_ms = median(backward), m.update_ms = median(update);
   m.workspace_bytes = model.workspace().bytes() + static_cast<int64_t>(step.extra_bytes());

@@ -8,6 +8,7 @@
 #include "frit/ops/attention/attention.h"
 #include "frit/ops/gradient_norm/gradient_norm.h"
 #include "frit/ops/optimizer/per_tensor.h"
+#include "frit/simt/copy.h"
 
 namespace frit {
 namespace {
@@ -44,6 +45,11 @@ class Replay {
 // Waits without a call that the GPU's run time would have to serve at once.
 void wait_for(GpuEvent& event) {
   while (!event.done()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
 }
 
 constexpr std::string_view kOperators[] = {
@@ -620,7 +626,8 @@ double TrainingStep::sum_of_squares(const Tensor& block) {
   return squares;
 }
 
-std::map<std::string, double> TrainingStep::time_parts(const Batch& batch, int replays) {
+std::map<std::string, double> TrainingStep::time_parts(const Batch& batch, int replays,
+                                                       const std::vector<std::string>& only) {
   FRIT_CHECK(gpu_ && on_the_way() == 0, "[train] parts are timed on a GPU, between steps");
   const Plan* plan = ready(Kind::kTrain, batch);
   const BatchView view = place(Kind::kTrain, batch);
@@ -636,8 +643,7 @@ std::map<std::string, double> TrainingStep::time_parts(const Batch& batch, int r
     gpu_->set_filter(std::move(runs));
     std::vector<double> times = gpu_->time_graph(work, replays);
     gpu_->set_filter(nullptr);
-    std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
-    return times[times.size() / 2];
+    return median(std::move(times));
   };
   // Kernels of one operator belong together: one reads what another wrote.
   const auto part_of = [](std::string_view name) {
@@ -645,15 +651,27 @@ std::map<std::string, double> TrainingStep::time_parts(const Batch& batch, int r
       if (name.starts_with(op)) return op;
     return name;
   };
-  std::set<std::string, std::less<>> names;
+  std::set<std::string, std::less<>> names(only.begin(), only.end());
   std::map<std::string, double> parts;
-  parts["all"] = time([&](std::string_view name) {
-    if (names.find(part_of(name)) == names.end()) names.emplace(part_of(name));
-    return true;
-  });
+  if (only.empty())
+    parts["all"] = time([&](std::string_view name) {
+      if (names.find(part_of(name)) == names.end()) names.emplace(part_of(name));
+      return true;
+    });
   for (const std::string& part : names)
     parts[part] = time([&](std::string_view name) { return part_of(name) == part; });
   return parts;
+}
+
+double TrainingStep::time_copy(int replays) {
+  FRIT_CHECK(gpu_ && on_the_way() == 0, "[train] a copy is timed on a GPU, between steps");
+  const Workspace& w = model_.workspace();
+  const bool moments = w.moment1().defined() && w.moment2().defined();
+  const Tensor from = moments ? w.moment1() : w.parameters(), to = moments ? w.moment2() : w.gradients();
+  const int64_t bytes = std::min(from.bytes(), to.bytes()) / 16 * 16;
+  const auto raw = [&](const Tensor& t) { return Tensor(t.raw(), DType::kU8, {bytes}, t.device()); };
+  const double us = median(gpu_->time_graph([&] { copy_gpu(context_, raw(from), raw(to)); }, replays));
+  return 2e6 * static_cast<double>(bytes) / us;
 }
 
 TrainingStep::Numbers TrainingStep::numbers() {

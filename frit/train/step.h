@@ -166,7 +166,11 @@ class TrainingStep {
   // Microseconds that each kind of work (kernels by name, "product", ...) of one step over `batch` takes when it runs
   // alone, and "all" of it: graphs replayed, the median. The weights are worth nothing afterwards. Errors: frit::Error
   // in the simulator, which has no clock.
-  std::map<std::string, double> time_parts(const Batch& batch, int replays);
+  // only: times these parts alone, and not "all".
+  std::map<std::string, double> time_parts(const Batch& batch, int replays, const std::vector<std::string>& only = {});
+  // Bytes a second, read and written together, of a plain copy between blocks of the workspace, which are worth nothing
+  // afterwards. Errors: as time_parts.
+  double time_copy(int replays);
 
   // Fills in the milliseconds of results from now on. Steps then run without graphs.
   void set_timing(bool timing) { timing_ = timing; }

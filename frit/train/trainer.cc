@@ -18,6 +18,7 @@
 #include "frit/train/averaging.h"
 #include "frit/train/checkpoint_store.h"
 #include "frit/train/early_stopping.h"
+#include "frit/train/floor.h"
 #include "frit/train/metrics.h"
 #include "frit/train/period.h"
 #include "frit/train/plan.h"
@@ -92,6 +93,20 @@ class AverageInModel {
   TrainingStep& step_;
 };
 
+// Adds the time it lives to `seconds`; those inside of another one count once.
+class Aside {
+ public:
+  explicit Aside(double& seconds) : seconds_(seconds), before_(seconds) {}
+  ~Aside() { seconds_ = before_ + seconds_between(begin_, Clock::now()); }
+  Aside(const Aside&) = delete;
+  Aside& operator=(const Aside&) = delete;
+
+ private:
+  double& seconds_;
+  double before_;
+  Clock::time_point begin_ = Clock::now();
+};
+
 // A checkpoint's blocks of weights by name.
 std::vector<std::pair<const char*, Tensor>> named_blocks(const Workspace& w) {
   std::vector<std::pair<const char*, Tensor>> blocks;
@@ -143,6 +158,7 @@ struct Trainer::Impl {
     BatchPosition position;
   };
   std::deque<OnTheWay> on_the_way;
+  double aside_s = 0;           // of this process, spent on validations and checkpoints
   int64_t attention_tuned = 0;  // kinds of attention that were timed here
   bool dumping = false;         // run.dump_steps, in a run's first start alone
   std::string dumped;           // of the update in hand
@@ -223,6 +239,7 @@ struct Trainer::Impl {
   void log_swallowed();
   bool validate();
   void finish_model();
+  void say_speed(Prefetcher& prefetcher, int64_t tokens, double trained_s);
 };
 
 void Trainer::Impl::open_stores() {
@@ -293,6 +310,7 @@ void Trainer::Impl::restore(const CheckpointInfo& checkpoint) {
 }
 
 void Trainer::Impl::save(bool interrupted, std::optional<double> metric) {
+  const Aside counted(aside_s);
   const Workspace& w = model->workspace();
   for (const Tensor& block : {w.parameters(), w.master()})
     if (block.defined() && !std::isfinite(step->sum_of_squares(block)))
@@ -580,6 +598,7 @@ void Trainer::Impl::log_swallowed() {
 // stopping was asked for before it was done.
 bool Trainer::Impl::validate() {
   const Clock::time_point begin = Clock::now();
+  const Aside counted(aside_s);
   std::optional<ValidationResult> result;
   {
     const AverageInModel averaged(*step);
@@ -693,6 +712,36 @@ void Trainer::Impl::finish_model() {
   say(fmt::format("Model: {} ({})", place.string(), what));
 }
 
+// How fast this process trained, validations and checkpoints left out, and on a GPU what share of the floor that is.
+// The weights are worth nothing afterwards.
+void Trainer::Impl::say_speed(Prefetcher& prefetcher, int64_t tokens, double trained_s) {
+  if (tokens == 0 || trained_s <= 0) return;
+  const double tokens_per_s = static_cast<double>(tokens) / trained_s;
+  std::string line =
+      fmt::format("Speed: {} source and target tokens a second", format_count(std::llround(tokens_per_s)));
+  if (gpu && built_with_cuda()) try {
+      constexpr int kBatches = 3, kReplays = 5;
+      const double copy = step->time_copy(kReplays);
+      StepFloor sum;
+      int64_t floor_tokens = 0;
+      for (int i = 0; i < kBatches; ++i) {
+        const Batch& batch = *prefetcher.next();
+        const StepFloor floor = step_floor(step->time_parts(batch, kReplays, {"product", "attention"}),
+                                           model->workspace().layout().parameters(), copy);
+        sum.products_ms += floor.products_ms, sum.attention_ms += floor.attention_ms;
+        sum.update_ms += floor.update_ms / static_cast<double>(config.training.accumulate);
+        floor_tokens += batch.source_tokens() + batch.target_tokens();
+      }
+      const double floor_tokens_per_s = 1e3 * static_cast<double>(floor_tokens) / sum.ms();
+      line += fmt::format("; {:.1f} % of the floor (products {:.2f} ms, attention {:.2f}, update {:.2f} a batch)",
+                          100 * tokens_per_s / floor_tokens_per_s, sum.products_ms / kBatches,
+                          sum.attention_ms / kBatches, sum.update_ms / kBatches);
+    } catch (const Error& e) {  // the model is saved: this is no reason to fail
+      line += fmt::format("; the floor could not be measured: {}", e.what());
+    }
+  say(line);
+}
+
 TrainResult Trainer::Impl::train() {
   validate_config(config);
   const auto& t = config.training;
@@ -783,6 +832,7 @@ TrainResult Trainer::Impl::train() {
     for (Batch& batch : micro) batcher->reserve(&batch);
   }
 
+  const int64_t tokens_before = state.source_tokens + state.target_tokens;
   resumed_at = Clock::now();
   seconds_before = state.seconds;
   show();
@@ -830,6 +880,7 @@ TrainResult Trainer::Impl::train() {
     if (period_passed(save_every, was, here()) && saved_attempts != state.attempts) save(false);
   }
   finish_updates(true);
+  const double trained_s = seconds_between(resumed_at, Clock::now()) - aside_s;
   if (end == TrainEnd::kFinished && !period_reached(stop_after, here()) && state.updates > 0) {
     const double rate = learning_rate(schedule, state.updates);
     if (schedule.total_steps > 0 && rate > schedule.floor)
@@ -852,6 +903,7 @@ TrainResult Trainer::Impl::train() {
                       early->stalled()));
   finish_model();
   state.seconds = seconds();
+  say_speed(prefetcher, state.source_tokens + state.target_tokens - tokens_before, trained_s);
   say(fmt::format("Done: {} updates, {:.2f} epochs, {} target tokens in {}", format_count(state.updates), epochs(),
                   format_count(state.target_tokens), format_duration(state.seconds)));
   return result(end);
