@@ -155,7 +155,10 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
     while (auto r = take(step.on_the_way() == TrainingStep::kAhead)) note(*r);
   }
   while (auto r = take(true)) note(*r);
-  m.total_tokens_per_s = all_tokens / seconds(start, Clock::now());
+  const double total_s = seconds(start, Clock::now());
+  m.total_tokens_per_s = all_tokens / total_s;
+  // The device's clock runs from the end of one step to that of the next: a first step that is the only one has none.
+  if (m.ms.empty()) m.ms = {1e3 * total_s / static_cast<double>(steps)}, rates_seen = {m.total_tokens_per_s};
   if (warm == 0) m.first_step_s = seconds(begin, Clock::now());
   if (gpu) {
     step.set_timing(true);

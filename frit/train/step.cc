@@ -373,11 +373,24 @@ const Plan* TrainingStep::plan(Kind kind, const BatchSize& size) {
     if (gpu_ && unplanned_.insert(key).second) record(kind, size);
     return nullptr;
   }
+  use(key.second);
   const auto found = plans_.find(key);
   if (found != plans_.end()) return &found->second;
   const Plan& made = plans_.emplace(key, plan_memory(record(kind, size))).first->second;
   note(made);
   return &made;
+}
+
+// Rounded lengths and numbers of sequences have no end of combinations: those that came longest ago are forgotten.
+void TrainingStep::use(const Extent& extent) {
+  if (extent.sequences == 0) return;
+  last_used_[extent] = ++uses_;
+  if (static_cast<int64_t>(last_used_.size()) <= std::max<int64_t>(settings_.most_lengths, 1)) return;
+  const auto oldest = std::min_element(last_used_.begin(), last_used_.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  for (const Kind kind : {Kind::kTrain, Kind::kAccumulate, Kind::kEvaluate}) plans_.erase({kind, oldest->first});
+  for (const bool adds : {false, true}) graphs_.erase({oldest->first, adds});
+  last_used_.erase(oldest);
 }
 
 void TrainingStep::note(const Plan& plan) {

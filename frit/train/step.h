@@ -36,6 +36,9 @@ struct StepSettings {
   uint32_t seed = 1;             // of dropout; OptimizerArgs::seed is that of stochastic rounding
   std::string attention;         // forced implementations; empty: chosen
   std::string gemm, bias_gradient;
+  // On a GPU: how many batch sizes whose memory depends on lengths keep their plans and graphs; the one that was used
+  // longest ago goes.
+  int64_t most_lengths = 64;
   bool graphs = true;  // on a GPU: a batch size's steps are recorded as a graph when it comes the second time
   // What follows is there to be switched off, to see what it is worth.
   bool planned_memory = true;      // false: temporaries come from a CachingMemory (on the CPU from the heap); no graphs
@@ -116,6 +119,7 @@ class TrainingStep {
   // Beside the workspace: the average of weights and what it sets aside, copies of gradients.
   size_t extra_bytes() const;
   int64_t plans() const { return static_cast<int64_t>(plans_.size()); }
+  int64_t graphs() const { return static_cast<int64_t>(graphs_.size()); }
 
   // Begins update number `attempt` (counted from 0, skipped ones included) over step_tokens target tokens in all.
   // rates[i] is the learning rate of update first + i (the first update is number 1): which one this will be is known
@@ -199,6 +203,7 @@ class TrainingStep {
   const Plan* ready(Kind kind, const Batch& batch);
   const Plan* update_plan() const { return settings_.planned_memory ? &update_plan_ : nullptr; }
   void note(const Plan& plan);
+  void use(const Extent& extent);
   StepOptions step_options(bool accumulate);
   // Room on the GPU for any batch of as many tokens a side.
   void reserve_inputs(int64_t tokens);
@@ -245,6 +250,8 @@ class TrainingStep {
   size_t next_staging_ = 0;
   Block inputs_;  // the batch on the GPU
   size_t inputs_bytes_ = 0;
+  std::map<Extent, int64_t> last_used_;  // of those with lengths: the count below when it came last
+  int64_t uses_ = 0;
   std::map<std::pair<Extent, bool>, Recorded> graphs_;  // bool: gradients are added to
   Recorded update_graph_;
 };

@@ -1,7 +1,5 @@
 #include "frit/train/trainer.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -25,8 +23,10 @@
 #include "frit/train/prepare.h"
 #include "frit/train/progress.h"
 #include "frit/train/run_state.h"
+#include "frit/train/swallowed_report.h"
 #include "frit/train/tensorboard.h"
 #include "frit/train/tuning_cache.h"
+#include "frit/train/update_dump.h"
 #include "frit/train/validation.h"
 
 namespace frit {
@@ -158,11 +158,9 @@ struct Trainer::Impl {
     BatchPosition position;
   };
   std::deque<OnTheWay> on_the_way;
-  double aside_s = 0;           // of this process, spent on validations and checkpoints
-  int64_t attention_tuned = 0;  // kinds of attention that were timed here
-  bool dumping = false;         // run.dump_steps, in a run's first start alone
-  std::string dumped;           // of the update in hand
-  std::ofstream batches_file;
+  double aside_s = 0;              // of this process, spent on validations and checkpoints
+  int64_t attention_tuned = 0;     // kinds of attention that were timed here
+  std::optional<UpdateDump> dump;  // run.dump_steps, in a run's first start alone
 
   Impl(TrainConfig c, TrainerOutput o, TrainerHooks h)
       : config(std::move(c)),
@@ -233,10 +231,7 @@ struct Trainer::Impl {
   void finish_updates(bool all);
   void finish_update(const OnTheWay& u, const StepResult& r);
   void show();
-  void dump(const Batch& batch, int64_t update, double rate);
-  void write_dump();
   void log_metrics();
-  void log_swallowed();
   bool validate();
   void finish_model();
   void say_speed(Prefetcher& prefetcher, int64_t tokens, double trained_s);
@@ -427,7 +422,8 @@ void Trainer::Impl::plan() {
     const auto free = static_cast<int64_t>(gpu->bytes_free());
     const auto wanted = static_cast<int64_t>(step->peak());
     if (free > 0 && wanted > free) {
-      const int64_t all = free + model->workspace().bytes();
+      // What largest_batch_tokens counts itself is free again for it.
+      const int64_t all = free + model->workspace().bytes() + static_cast<int64_t>(step->extra_bytes());
       const int64_t tokens = largest_batch_tokens(config, sizes, *gpu, all);
       fail(
           "[train] training.batch_tokens {} does not fit: temporaries need {} and {} has {} free beside the weights. "
@@ -476,34 +472,14 @@ bool Trainer::Impl::start_update(Prefetcher& prefetcher) {
   for (int64_t i = 0; i < count; ++i) {
     if (i > 0 && stop_requested()) return false;
     const Batch& now = count == 1 ? *batch : micro[static_cast<size_t>(i)];
-    if (dumping && u.attempt < config.run.dump_steps) dump(now, u.attempt + 1, rates[on_the_way.size()]);
+    if (dump) dump->add(now, u.attempt + 1, rates[on_the_way.size()]);
     step->forward_backward(now, i);
   }
   if (hooks.before_update) hooks.before_update(u.attempt, model->workspace());
   step->update();
-  write_dump();
+  if (dump) dump->write();
   on_the_way.push_back(u);
   return true;
-}
-
-// Makes one line of batches.jsonl.
-void Trainer::Impl::dump(const Batch& batch, int64_t update, double rate) {
-  dumped += fmt::format("{{\"step\": {}, \"lr\": {}", update, rate);
-  for (const auto& [name, values] : {std::pair{"source_ids", &batch.source_ids},
-                                     {"source_offsets", &batch.source_offsets},
-                                     {"target_ids", &batch.target_ids},
-                                     {"labels", &batch.labels},
-                                     {"target_offsets", &batch.target_offsets}})
-    dumped += fmt::format(", \"{}\": [{}]", name, fmt::join(*values, ", "));
-  dumped += "}\n";
-}
-
-// Writes what was dumped of an update that is whole.
-void Trainer::Impl::write_dump() {
-  if (dumped.empty()) return;
-  if (!batches_file.is_open()) batches_file.open(run / "batches.jsonl", std::ios::trunc);
-  batches_file << std::exchange(dumped, {}) << std::flush;
-  if (!batches_file) fail("[train] cannot write {}", (run / "batches.jsonl").string());
 }
 
 // Takes in what updates did: those that are done, or all, waiting for them. Leaves room for another one.
@@ -576,22 +552,7 @@ void Trainer::Impl::log_metrics() {
     if (entry.tokens_per_s) tensorboard->scalar("train/tokens_per_s", *entry.tokens_per_s, state.updates, wall);
   }
   state.window_loss = 0, state.window_tokens = 0, state.window_seconds = now;
-  if (config.training.count_swallowed) log_swallowed();
-}
-
-// One line of swallowed.jsonl: of every tensor, the updates since the last line and how many were lost.
-void Trainer::Impl::log_swallowed() {
-  const std::vector<TrainingStep::Swallowed> tensors = step->swallowed();
-  int64_t updates = 0, lost = 0;
-  std::string line = fmt::format("{{\"step\": {}, \"tensors\": {{", state.updates);
-  for (const auto& t : tensors) {
-    updates += t.updates, lost += t.lost;
-    line += fmt::format("{}\"{}\": [{}, {}]", &t == &tensors.front() ? "" : ", ", t.name, t.updates, t.lost);
-  }
-  std::ofstream(run / "swallowed.jsonl", std::ios::app) << line << "}}\n";
-  say(fmt::format("Swallowed: {:.3f} % of {} updates of single parameters since the last line",
-                  updates > 0 ? 100.0 * static_cast<double>(lost) / static_cast<double>(updates) : 0.0,
-                  format_count(updates)));
+  if (config.training.count_swallowed) say(report_swallowed(run, state.updates, step->swallowed()));
 }
 
 // Loss, perplexity and translations of the validation text, with the averaged weights if there are any. False if
@@ -818,8 +779,7 @@ TrainResult Trainer::Impl::train() {
     state.loss_scale = step->numbers().loss_scale;
     fs::remove(run / "swallowed.jsonl");
     if (config.run.dump_steps > 0) {
-      dumping = true;
-      fs::remove(run / "batches.jsonl");
+      dump.emplace(run, config.run.dump_steps);
       model->save_weights((run / "start.safetensors").string());
     }
   }
