@@ -163,6 +163,50 @@ TEST_F(GpuStep, AttentionOfOtherWidthsAndOfLongSentences) {
   }
 }
 
+// Where memory depends on lengths there are many sizes: plans and graphs of those that came longest ago go.
+TEST_F(GpuStep, ForgetsSizesThatCameLongAgo) {
+  TrainConfig c = config();
+  c.model.heads = 4, c.model.max_positions = 400, c.data.max_length = 400;  // heads of a width that "short" refuses
+  ThreadPool pool(2);
+  Transformer model(model_config(c), training_options(c, gpu_.get()));
+  model.initialise(3);
+  StepSettings settings = step_settings(c, model.workspace());
+  settings.most_lengths = 2;
+  TrainingStep step(model, pool, settings, gpu_.get());
+  Rig cpu(c, nullptr);
+  const double rates[] = {1e-3};
+  for (int i = 0; i < 6; ++i) {
+    // Three sizes: the first one is always in use, the other two push each other out.
+    const int size = i % 2 == 0 ? 0 : 1 + i / 2 % 2;
+    const std::vector<Batch> batch = {some_batch(static_cast<unsigned>(i), 3 + size)};
+    const StepResult expected = cpu.update(i, batch);
+    step.begin(i, batch[0].target_tokens(), rates, 1);
+    step.forward_backward(batch[0], 0);
+    step.update();
+    const StepResult got = *step.result(true);
+    if (i == 0) {  // later ones have other learning rates
+      EXPECT_NEAR(got.loss.loss, expected.loss.loss, 1e-4 * expected.loss.loss);
+    }
+    EXPECT_TRUE(got.finite);
+    EXPECT_LE(step.plans(), 2) << i;
+    EXPECT_LE(step.graphs(), 2) << i;
+  }
+  EXPECT_EQ(step.plans(), 2);
+}
+
+// A run of one step has no step before it to be timed from; the time of the whole stands in.
+TEST(Measure, OneStepHasATime) {
+  TrainConfig c = small_config();
+  for (const char* device : {"cpu", built_with_cuda() ? "cuda" : "simulator"}) {
+    c.run.device = device;
+    const TrainingMeasurement m = measure_training(c, {{{5, 7}, {3, 4}}}, 1, 0);
+    EXPECT_EQ(m.ms.size(), 1u) << device;
+    EXPECT_GT(m.step_ms, 0) << device;
+    EXPECT_GT(m.tokens_per_s, 0) << device;
+    EXPECT_FALSE(m.floor) << device;
+  }
+}
+
 // Attention as a timer chose it: materialised where nothing is causal, short where it is; memory is planned for it, and
 // graphs are recorded and recorded again.
 TEST_F(GpuStep, AttentionFollowsWhatWasTimed) {
@@ -172,7 +216,7 @@ TEST_F(GpuStep, AttentionFollowsWhatWasTimed) {
   Rig gpu(c, gpu_.get());
   std::vector<BatchSize> sizes;
   std::vector<Batch> batches;
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < 4; ++i) {
     batches.push_back(some_batch(static_cast<unsigned>(90 + i), 3 + i % 3, i == 3 ? 50 : 0));
     sizes.push_back(TrainingStep::batch_size(batches.back()));
   }
@@ -188,7 +232,7 @@ TEST_F(GpuStep, AttentionFollowsWhatWasTimed) {
     EXPECT_EQ(choice.chosen, choice.key.find("causal") == std::string::npos ? "materialised" : "short") << choice.key;
     EXPECT_EQ(tuning.find(kAttentionTuning, choice.key), choice.chosen);
   }
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < 4; ++i) {
     const std::vector<Batch> batch = {batches[static_cast<size_t>(i)]};
     const StepResult expected = cpu.update(i, batch), got = gpu.update(i, batch);
     EXPECT_NEAR(got.loss.loss, expected.loss.loss, 1e-4 * expected.loss.loss) << i;
@@ -238,7 +282,7 @@ TEST_F(GpuStep, UnplannedMemoryChangesNoBit) {
   Rig a(with, gpu_.get()), b(without, gpu_.get());
   EXPECT_TRUE(a.step.planned());
   EXPECT_FALSE(b.step.planned());
-  const auto x = run(a, 4), y = run(b, 4);
+  const auto x = run(a, 2), y = run(b, 2);
   for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(x[i].loss.loss, y[i].loss.loss) << i;
   EXPECT_EQ(a.parameters(), b.parameters());
   EXPECT_GE(b.step.arena_bytes(), size_t{2} << 20);
@@ -259,15 +303,14 @@ TEST_F(GpuStep, UnplannedMemoryChangesNoBit) {
 TEST_F(GpuStep, PaddedBatchesHaveTheSameLosses) {
   TrainConfig packed = config();
   packed.model.dropout = packed.model.attention_dropout = packed.model.activation_dropout = 0;
-  packed.model.encoder_layers = packed.model.decoder_layers = 2;
   TrainConfig padded = packed;
   padded.run.packed = false;
   for (Gpu* const device : {gpu_.get(), static_cast<Gpu*>(nullptr)}) {
     SCOPED_TRACE(device ? "GPU" : "CPU");
     Rig a(packed, device), b(padded, device);
-    // One batch whose padding needs another bucket of tokens: 30 sentences of up to 20.
-    for (int i = 0; i < 4; ++i) {
-      const std::vector<Batch> batch = {some_batch(static_cast<unsigned>(80 + i), i == 1 ? 30 : 4)};
+    // The second one's padding needs another bucket of tokens.
+    for (int i = 0; i < 2; ++i) {
+      const std::vector<Batch> batch = {some_batch(static_cast<unsigned>(80 + i), i == 1 ? 15 : 4)};
       const StepResult expected = a.update(i, batch), got = b.update(i, batch);
       EXPECT_NEAR(got.loss.loss, expected.loss.loss, 1e-5 * expected.loss.loss) << i;
       EXPECT_NEAR(got.loss.nll, expected.loss.nll, 1e-5 * expected.loss.nll) << i;
@@ -304,13 +347,13 @@ TEST(PadBatch, FillsEverySentenceUpToTheLongest) {
 
 // A launch a tensor over fp32 copies: the bits of one pass over everything.
 TEST_F(GpuStep, UpdatesTensorByTensor) {
-  for (const char* precision : {"fp32", "bf16-master", "fp16-master"}) {
+  for (const char* precision : {"fp32", "bf16-master"}) {
     SCOPED_TRACE(precision);
     TrainConfig whole = config(precision), apart = whole;
     apart.training.trainer = "per_tensor";
     apart.training.ema_decay = whole.training.ema_decay = 0.9;
     Rig a(whole, gpu_.get()), b(apart, gpu_.get());
-    const auto x = run(a, 3), y = run(b, 3);
+    const auto x = run(a, 2), y = run(b, 2);
     for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(x[i].loss.loss, y[i].loss.loss) << i;
     EXPECT_EQ(a.parameters(), b.parameters());
     const auto elements = static_cast<size_t>(a.model.workspace().layout().elements());
