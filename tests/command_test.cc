@@ -185,7 +185,7 @@ TEST_F(CommandTest, HelpOfAll) {
 
 TEST_F(CommandTest, BadUsageIsTwoAndNamesTheNearest) {
   expect_error({}, 2, "needs a command: train, translate");
-  expect_error({"bench"}, 2, "needs a command: ops, step, translate");
+  expect_error({"bench"}, 2, "needs a command: ops, step, decode, translate");
   expect_error({"bench", "stepp"}, 2, "did you mean step?");
   expect_error({"bench", "translate", "a", "b", "--beem", "1"}, 2, "did you mean --beam?");
   expect_error({"trian", "x.toml"}, 2, "unknown command trian; did you mean train?");
@@ -244,6 +244,9 @@ TEST_F(CommandTest, BadValuesOfFlagsAreTwo) {
     }
   }
   expect_error({"translate", path("run"), "--invalid-utf8", "keep"}, 2, "--invalid-utf8");
+  expect_error({"translate", path("run"), "--device", "tpu"}, 2, "--device");
+  expect_error({"translate", path("run"), "--dtype", "fp16"}, 2, "--dtype fp16 needs --device cuda");
+  expect_error({"bench", "decode", "--case", "mt-huge-32x32-beam4-b1"}, 2, "mt-base-32x32-beam4-b8");
   expect_error({"bench", "translate", path("run"), path("valid.en"), "--limit", "-1"}, 2, "--limit");
   expect_error({"bench", "translate", path("run"), path("valid.en"), "--repeat", "0"}, 2, "--repeat");
   expect_error({"bench", "step", "--steps", "0"}, 2, "--steps");

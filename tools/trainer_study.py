@@ -2,11 +2,13 @@
 """What the precisions of training keep and lose: trains one configuration in each of them, at several seeds, and writes losses, speed,
 memory and the share of swallowed updates as one JSON file.
 
-usage: tools/trainer_study.py CONFIG.toml --frit build/cuda/frit [--out FILE] [--runs FOLDER] [--seeds 3] [--modes LIST] [--flags "..."]
+usage: tools/trainer_study.py CONFIG.toml --frit build/cuda/frit [--out FILE] [--runs FOLDER] [--seeds 3] [--modes LIST] [--jobs 1] [--flags "..."]
 The configuration names text, model and schedule; each run gets training.count_swallowed and a directory of its own under --runs. A mode is
 a precision, with ":nearest" for 16 bits alone rounded to nearest, the published form. Runs that are there already are read, not repeated.
+With --jobs above 1 runs share the GPU: what they learn is the same, their tokens/s are then not given.
 """
 import argparse
+import concurrent.futures
 import datetime
 import json
 import os
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import time
 
-MODES = "bf16-master,bf16-residual,bf16-stochastic,bf16-stochastic:nearest,fp16-master,fp16-stochastic,fp16-stochastic:nearest"
+MODES = "fp32,bf16-master,bf16-residual,bf16-stochastic,bf16-stochastic:nearest,fp16-master,fp16-stochastic,fp16-stochastic:nearest"
 
 
 def kind_of(name):
@@ -57,6 +59,31 @@ def read_run(folder):
             "swallowed": share, "swallowed_curve": curve, "swallowed_most": [[k, round(s, 5)] for s, k in worst]}
 
 
+def train(args, mode, seed):
+    """One run, read: the entry of the results."""
+    precision, _, rounding = mode.partition(":")
+    folder = pathlib.Path(args.runs) / f"{mode.replace(':', '-')}-{seed}"
+    if not (folder / "model" / "config.json").exists():
+        command = [args.frit, "train", args.config, "--quiet", "--training.precision", precision, "--training.seed", str(seed),
+                   "--training.count_swallowed", "true", "--run.directory", str(folder)] + shlex.split(args.flags)
+        if rounding:
+            command += ["--training.rounding", rounding]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            return {"mode": mode, "seed": seed, "error": done.stderr.strip()[-300:]}
+    run = {"mode": mode, "seed": seed, **read_run(folder)}
+    if args.jobs > 1:
+        run["tokens_per_s"] = None
+    return run
+
+
+def write(path, result):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        json.dump(result, file, indent=1)
+    os.replace(file.name, path)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
@@ -65,37 +92,25 @@ def main():
     parser.add_argument("--runs", default="run/study")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--modes", default=MODES)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--flags", default="", help="more flags of frit train")
     args = parser.parse_args()
     result = {"what": "training precisions on one text", "date": datetime.date.today().isoformat(),
               "config": pathlib.Path(args.config).read_text(), "flags": args.flags, "runs": []}
-    failed = False
-    for seed in range(1, args.seeds + 1):
-        for mode in args.modes.split(","):
-            precision, _, rounding = mode.partition(":")
-            folder = pathlib.Path(args.runs) / f"{mode.replace(':', '-')}-{seed}"
-            begin = time.monotonic()
-            if not (folder / "model" / "config.json").exists():
-                command = [args.frit, "train", args.config, "--quiet", "--training.precision", precision, "--training.seed", str(seed),
-                           "--training.count_swallowed", "true", "--run.directory", str(folder)] + shlex.split(args.flags)
-                if rounding:
-                    command += ["--training.rounding", rounding]
-                done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-                if done.returncode:
-                    failed = True
-                    print(f"{mode} seed {seed} failed: {done.stderr.strip()[-300:]}", file=sys.stderr)
-                    result["runs"].append({"mode": mode, "seed": seed, "error": done.stderr.strip()[-300:]})
-                    continue
-            run = {"mode": mode, "seed": seed, **read_run(folder)}
+    begin = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        runs = [pool.submit(train, args, mode, seed) for seed in range(1, args.seeds + 1) for mode in args.modes.split(",")]
+        for done in concurrent.futures.as_completed(runs):
+            run = done.result()
             result["runs"].append(run)
+            if "error" in run:
+                print(f"{run['mode']} seed {run['seed']} failed: {run['error']}", file=sys.stderr)
+                continue
             last = run["valid"][-1][1] if run["valid"] else float("nan")
-            print(f"{mode:28} seed {seed}  valid {last:.4f}  swallowed {run['swallowed']}  ({time.monotonic() - begin:.0f} s)", flush=True)
-            out = pathlib.Path(args.out)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=out.parent, delete=False) as file:
-                json.dump(result, file, indent=1)
-            os.replace(file.name, out)
-    sys.exit(1 if failed else 0)
+            print(f"{run['mode']:28} seed {run['seed']}  valid {last:.4f}  swallowed {run['swallowed']}  (at {time.monotonic() - begin:.0f} s)", flush=True)
+            result["runs"].sort(key=lambda r: (r["seed"], args.modes.split(",").index(r["mode"])))
+            write(pathlib.Path(args.out), result)
+    sys.exit(1 if any("error" in run for run in result["runs"]) else 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// `frit bench ops|step|translate`: how fast this machine is.
+// `frit bench ops|step|decode|translate`: how fast this machine is.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -19,6 +19,7 @@
 #include "frit/core/error.h"
 #include "frit/core/file.h"
 #include "frit/core/philox.h"
+#include "frit/infer/translator.h"
 #include "frit/train/measure.h"
 
 namespace frit::cli {
@@ -148,6 +149,125 @@ int bench_step(const StepBench& o, const Overrides& overrides) {
   return kGood;
 }
 
+struct DecodeBench {
+  std::vector<std::string> cases;
+  std::string dtype, products = "auto";
+  int64_t repeat = 9, warm = 2;
+  bool tune = false, parts = false, survivors = false, no_graphs = false;
+};
+
+// "mt-base-32x32-beam4-b1": model, source and output tokens of each sentence, beam, sentences.
+struct DecodeCase {
+  std::string model;
+  int64_t source = 0, target = 0, beam = 0, batch = 0;
+};
+DecodeCase decode_case(const std::string& name) {
+  std::smatch part;
+  if (!std::regex_match(name, part,
+                        std::regex("(mt-base|mt-big)-([0-9]{1,3})x([0-9]{1,3})-beam([0-9]{1,3})-b([0-9]{1,5})")))
+    throw UsageError(fmt::format(
+        "--case {}: expected a name as mt-base-32x32-beam4-b8: source tokens, output tokens, beam, sentences", name));
+  const DecodeCase c{part[1], std::stoll(part[2]), std::stoll(part[3]), std::stoll(part[4]), std::stoll(part[5])};
+  if (c.source < 1 || c.target < 1 || c.beam < 1 || c.batch < 1 || std::max(c.source, c.target) > 512)
+    throw UsageError(fmt::format("--case {}: numbers must be 1 or more, and at most 512 tokens", name));
+  return c;
+}
+
+// The rows of the table of inference (docs/benchmarks.md), and greedy search beside them.
+std::vector<std::string> usual_decode_cases() {
+  std::vector<std::string> cases;
+  for (const char* beam : {"4", "1"}) {
+    for (const char* batch : {"1", "8", "32", "128"})
+      cases.push_back(fmt::format("mt-base-32x32-beam{}-b{}", beam, batch));
+    for (const char* batch : {"1", "32"}) cases.push_back(fmt::format("mt-big-32x32-beam{}-b{}", beam, batch));
+  }
+  return cases;
+}
+
+// Random weights; EOS is banned until the last token, so that every output has the same length.
+int bench_decode(const DecodeBench& o, const Overrides& overrides) {
+  const TrainConfig config = load_config("", overrides);
+  const std::vector<std::string> names = o.cases.empty() ? usual_decode_cases() : o.cases;
+  std::vector<DecodeCase> cases;
+  for (const std::string& name : names) cases.push_back(decode_case(name));
+  ThreadPool pool(static_cast<int>(config.run.threads));
+  const std::unique_ptr<Gpu> gpu = open_gpu(config.run.device);
+  const std::string dtype = !o.dtype.empty() ? o.dtype : config.run.device == "cuda" ? "fp16" : "fp32";
+  const Precision precision = decoding_precision(dtype, gpu != nullptr);
+  GeneratorOptions how;
+  how.products = parse_products(o.products), how.survivors = o.survivors, how.graphs = !o.no_graphs;
+  Memory memory(gpu.get());
+  Context context(pool, memory, gpu.get());
+  std::unique_ptr<Transformer> model;
+  std::unique_ptr<Generator> generator;
+  std::string loaded;
+  Tuning tuning;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const DecodeCase& c = cases[i];
+    if (loaded != c.model) {
+      generator.reset(), model.reset();
+      TransformerConfig sizes =
+          TransformerConfig::preset(c.model == "mt-base" ? "transformer-base" : "transformer-big");
+      sizes.source_vocab = sizes.target_vocab = 32768, sizes.max_positions = 512;
+      sizes.pad_id = sizes.start_id = 1, sizes.eos_id = 2;
+      model = std::make_unique<Transformer>(sizes, Transformer::Options{.precision = precision, .device = gpu.get()});
+      model->initialise(1);
+      loaded = c.model;
+    }
+    generator = std::make_unique<Generator>(context, *model, how);
+    std::vector<std::vector<int32_t>> sources;
+    for (uint32_t s = 0; s < c.batch; ++s) {
+      sources.emplace_back();
+      for (uint32_t t = 0; t < c.source; ++t)
+        sources.back().push_back(static_cast<int32_t>(10 + philox({1, 0}, s, t, 0, 0).v[0] % 32000));
+    }
+    std::vector<GenerateInput> inputs;
+    for (size_t s = 0; s < sources.size(); ++s) inputs.push_back({sources[s], {}, s});
+    GenerateOptions options;
+    options.beam = c.beam, options.start_id = 1, options.eos_ids = {2};
+    options.min_new_tokens = options.max_new_tokens = c.target;
+    const auto begin = Clock::now();
+    generator->generate(inputs, options);
+    const double first = seconds_since(begin);
+    int64_t tuned = 0;
+    if (o.tune) tuned = generator->tune(tuning);
+    for (int64_t r = 0; r < o.warm; ++r) generator->generate(inputs, options);
+    std::vector<double> ms, encoder, search;
+    size_t tokens = 0;
+    for (int64_t r = 0; r < o.repeat; ++r) {
+      const auto start = Clock::now();
+      const auto lists = generator->generate(inputs, options);
+      ms.push_back(1e3 * seconds_since(start));
+      tokens = 0;
+      for (const auto& list : lists) tokens += list.at(0).tokens.size();
+      encoder.push_back(generator->report().encoder_ms), search.push_back(generator->report().search_ms);
+    }
+    if (tokens != static_cast<size_t>(c.batch * c.target))
+      fail("[bench] {} output tokens, expected {}", tokens, c.batch * c.target);
+    const GenerateReport& report = generator->report();
+    const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+    nlohmann::ordered_json out = {
+        {"benchmark", "decode"}, {"case", names[i]},       {"device", gpu ? gpu->name() : "cpu"},
+        {"dtype", dtype},        {"products", o.products}, {"ms", median(ms)}};
+    out["encoder_ms"] = median(encoder), out["search_ms"] = median(search);
+    out["us_per_step"] = report.steps > 0 ? 1e3 * median(search) / static_cast<double>(report.steps) : 0.0;
+    out["steps"] = report.steps, out["kernels_per_step"] = report.kernels, out["products_per_step"] = report.products;
+    out["output_tokens_per_s"] = 1e3 * static_cast<double>(tokens) / median(ms);
+    out["sentences_per_s"] = 1e3 * static_cast<double>(c.batch) / median(ms);
+    out["first_call_ms"] = 1e3 * first, out["products_tuned"] = tuned;
+    out["weights_mib"] = mib(model->workspace().bytes()), out["cache_mib"] = mib(report.cache_bytes);
+    out["state_mib"] = mib(report.state_bytes), out["arena_mib"] = mib(report.arena_bytes);
+    out["library_mib"] = gpu ? mib(static_cast<int64_t>(gpu->library_bytes())) : 0.0;
+    if (o.survivors) out["survivors_mean"] = report.survivors_mean, out["survivors_most"] = report.survivors_most;
+    out["all_ms"] = ms;
+    if (o.parts)
+      out["parts_us"] = generator->time_parts(inputs, options, c.target / 2,
+                                              static_cast<int>(std::min<int64_t>(10, c.target / 2 - 2)));
+    std::cout << out.dump() << std::endl;
+  }
+  return kGood;
+}
+
 struct TranslateBench {
   std::string model, file;
   int64_t repeat = 3, limit = 0;
@@ -161,7 +281,7 @@ int bench_translate(const TranslateBench& o) {
   const std::string directory = model_directory(o.model);
   ThreadPool pool(o.generate.threads);
   const auto begin = Clock::now();
-  Translator translator(directory, pool);
+  Translator translator(directory, pool, o.generate.place());
   const TranslateOptions options = o.generate.apply(translator);
   // Start-up ends when the first word is translated: laying out the weights may wait until then.
   const std::string first = lines.front().substr(0, lines.front().find(' '));
@@ -224,6 +344,30 @@ void add_bench(CLI::App& app, const Overrides& overrides, Action* action) {
       "  frit bench step --case mt-base-128x32 --run.device cuda --training.precision bf16-stochastic");
   step->callback([s, action, &overrides] { *action = [s, &overrides] { return bench_step(*s, overrides); }; });
 
+  CLI::App* decode = sub->add_subcommand("decode", "Translation of random tokens to outputs of a fixed length");
+  auto d = std::make_shared<DecodeBench>();
+  decode
+      ->add_option(
+          "--case", d->cases,
+          "mt-base-32x32-beam4-b8, mt-big-...: source tokens, output tokens, beam, sentences (default: all usual ones)")
+      ->type_name("NAME");
+  decode->add_option("--dtype", d->dtype, "fp32, fp16 or bf16 (default: fp16 with --run.device cuda, else fp32)")
+      ->check(CLI::IsMember({"fp32", "fp16", "bf16"}));
+  decode->add_option("--products", d->products, "On a GPU: auto, rows (the same bits in every batch) or library")
+      ->check(CLI::IsMember({"auto", "rows", "library"}));
+  decode->add_option("--repeat", d->repeat, "Calls that are timed; the median counts")
+      ->check(CLI::Range(1, kMostCount));
+  decode->add_option("--warm", d->warm, "Calls before that, beside the first")->check(CLI::Range(0, kMostCount));
+  decode->add_flag("--tune", d->tune, "On a GPU: time the library's products first");
+  decode->add_flag("--parts", d->parts, "On a GPU: also time each kernel's share of a step apart");
+  decode->add_flag("--survivors", d->survivors, "On a GPU: count the logits that HARS collects (without graphs)");
+  decode->add_flag("--no-graphs", d->no_graphs, "On a GPU: steps are not recorded");
+  describe_overrides(*decode);
+  decode->footer(
+      "Prints a line of JSON a case.\n\nExample:\n"
+      "  frit bench decode --case mt-base-32x32-beam4-b1 --run.device cuda");
+  decode->callback([d, action, &overrides] { *action = [d, &overrides] { return bench_decode(*d, overrides); }; });
+
   CLI::App* translate = sub->add_subcommand("translate", "Start-up time and output tokens a second of a model");
   auto t = std::make_shared<TranslateBench>();
   translate->add_option("MODEL", t->model, "Model directory")->type_name("")->required();
@@ -241,6 +385,7 @@ void add_bench(CLI::App& app, const Overrides& overrides, Action* action) {
       "Examples:\n"
       "  frit bench ops -- --benchmark_filter=layer_norm\n"
       "  frit bench step --model.preset transformer-small\n"
+      "  frit bench decode --case mt-base-32x32-beam4-b1\n"
       "  frit bench translate run/model test.en");
 }
 

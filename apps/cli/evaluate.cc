@@ -97,7 +97,7 @@ int evaluate(const Options& o) {
     same_length(o.source, sources.size());
     const std::string directory = model_directory(o.model);
     ThreadPool pool(o.generate.threads);
-    Translator translator(directory, pool);
+    Translator translator(directory, pool, o.generate.place());
     translator.on_notice = notice;
     TranslateOptions options = o.generate.apply(translator);
     options.generate.nbest = 1;

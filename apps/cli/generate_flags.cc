@@ -66,6 +66,29 @@ void GenerateFlags::add_to(CLI::App& app) {
       ->check(CLI::Range(1, kMostCount))
       ->group(machine);
   app.add_option("--threads", threads, "CPU threads; 0: all cores")->check(CLI::Range(0, 4096))->group(machine);
+  app.add_option("--device", device, "cpu, or cuda in a build that has it (else simulator, for tests)")
+      ->check(CLI::IsMember({"cpu", "cuda", "simulator"}))
+      ->group(machine);
+  app.add_option("--dtype", dtype, "Weights and activations: fp32, on a GPU also fp16 and bf16")
+      ->check(CLI::IsMember({"fp32", "fp16", "bf16"}))
+      ->group(machine);
+  app.add_option(
+         "--products", products,
+         "On a GPU: rows gives a sentence the same bits in every batch, library is the GPU's; auto picks by size")
+      ->check(CLI::IsMember({"auto", "rows", "library"}))
+      ->group(machine);
+}
+
+TranslatorDevice GenerateFlags::place() const {
+  if (device != "cpu" && (device == "cuda") != built_with_cuda())
+    throw UsageError(fmt::format("--device {}: this build of frit has {}", device,
+                                 built_with_cuda() ? "CUDA, not the simulator" : "no CUDA"));
+  if (device == "cpu" && dtype != "fp32")
+    throw UsageError(fmt::format("--dtype {} needs --device cuda: on the CPU decoding computes in fp32", dtype));
+  TranslatorDevice where;
+  where.device = device, where.dtype = dtype;
+  where.generator.products = parse_products(products);
+  return where;
 }
 
 TranslateOptions GenerateFlags::apply(const Translator& translator) const {

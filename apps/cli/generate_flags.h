@@ -21,8 +21,11 @@ struct GenerateFlags {
   bool sample = false;
   std::string prefix;
   int threads = 0;
+  std::string device = "cpu", dtype = "fp32", products = "auto";
 
   void add_to(CLI::App& app);
+  // Where the model runs. Errors: UsageError for what this build has not.
+  TranslatorDevice place() const;
   // The translator's settings with the flags on top. Errors: UsageError for flags that contradict each other or that
   // the model cannot follow.
   TranslateOptions apply(const Translator& translator) const;

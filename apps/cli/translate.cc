@@ -43,7 +43,7 @@ void print(int64_t line, const std::vector<Translation>& translations, bool list
 int translate(const Options& o) {
   LineSource source(o.file);
   ThreadPool pool(o.generate.threads);
-  Translator translator(model_directory(o.model), pool);
+  Translator translator(model_directory(o.model), pool, o.generate.place());
   translator.on_notice = notice;
   const TranslateOptions options = o.generate.apply(translator);
   const bool list = o.scores || o.generate.nbest.has_value();

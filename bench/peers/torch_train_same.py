@@ -35,7 +35,7 @@ def sizes_of(config, training, dropout):
     from torch_transformer import Sizes
     c = config
     given = lambda key, default: c.get(key, default)
-    wrong = [k for k, want in (("normalize_before", False), ("share_encoder_decoder_embeddings", True), ("tie_word_embeddings", True)) if given(k, want) != want]
+    wrong = [k for k, want in (("share_encoder_decoder_embeddings", True), ("tie_word_embeddings", True)) if given(k, want) != want]
     wrong += [k for k in ("attention_heads", "ffn_dim") if c["encoder_" + k] != c["decoder_" + k]]
     if given("position_embedding_type", "sinusoidal") != "sinusoidal":
         wrong.append("position_embedding_type")
@@ -45,7 +45,7 @@ def sizes_of(config, training, dropout):
     return Sizes(encoder_layers=c["encoder_layers"], decoder_layers=c["decoder_layers"], width=c["d_model"], heads=c["encoder_attention_heads"],
                  ffn=c["encoder_ffn_dim"], vocabulary=c["vocab_size"], dropout=p("dropout"), attention_dropout=p("attention_dropout"),
                  activation_dropout=p("activation_dropout"), label_smoothing=training["label_smoothing"], pad=c["pad_token_id"],
-                 max_positions=c["max_position_embeddings"], scale_embedding=given("scale_embedding", True), activation=c["activation_function"])
+                 max_positions=c["max_position_embeddings"], scale_embedding=given("scale_embedding", True), activation=c["activation_function"], pre_norm=given("normalize_before", False))
 
 
 def read_batches(path):

@@ -1,6 +1,6 @@
 """The encoder-decoder Transformer of Frit's `mt-base` and `mt-big` cases in PyTorch: what the GPU training peers run.
 
-Post-LN, ReLU, one table for source, target and output, embeddings times sqrt(H) plus sinusoidal positions (all sines, then all cosines), as transformers'
+Post-LN or pre-LN, ReLU, one table for source, target and output, embeddings times sqrt(H) plus sinusoidal positions (all sines, then all cosines), as transformers'
 MarianMTModel and Frit have them. Dropout on embeddings and every sublayer's output, after the activation, and on attention probabilities. Queries, keys and
 values of self-attention are one product, keys and values of cross-attention another, as a careful user writes them.
 """
@@ -30,6 +30,7 @@ class Sizes:
     learned_positions: bool = False
     scale_embedding: bool = True
     activation: str = "relu"
+    pre_norm: bool = False
 
 
 def mt_sizes(name, **changes):
@@ -78,7 +79,7 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     def __init__(self, s, decoder, materialised):
         super().__init__()
-        self.p, self.p_activation = s.dropout, s.activation_dropout
+        self.p, self.p_activation, self.pre_norm = s.dropout, s.activation_dropout, s.pre_norm
         self.act = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu, "gelu_new": lambda t: F.gelu(t, approximate="tanh")}[s.activation]
         self.self_attention = Attention(s, s.heads, decoder, False, materialised)
         self.self_norm = nn.LayerNorm(s.width)
@@ -89,11 +90,14 @@ class Layer(nn.Module):
     def forward(self, x, memory, mask):
         # Padding stands behind the real positions, so that a decoder's causal mask is enough for its self-attention.
         own = None if self.cross_attention is not None else mask
-        x = self.self_norm(x + F.dropout(self.self_attention(x, None, own), self.p, self.training))
+        x = self.sublayer(x, self.self_norm, lambda n: self.self_attention(n, None, own))
         if self.cross_attention is not None:
-            x = self.cross_norm(x + F.dropout(self.cross_attention(x, memory, mask), self.p, self.training))
-        hidden = F.dropout(self.act(self.fc1(x)), self.p_activation, self.training)
-        return self.norm(x + F.dropout(self.fc2(hidden), self.p, self.training))
+            x = self.sublayer(x, self.cross_norm, lambda n: self.cross_attention(n, memory, mask))
+        return self.sublayer(x, self.norm, lambda n: self.fc2(F.dropout(self.act(self.fc1(n)), self.p_activation, self.training)))
+
+    def sublayer(self, x, norm, f):
+        drop = lambda y: F.dropout(y, self.p, self.training)
+        return x + drop(f(norm(x))) if self.pre_norm else norm(x + drop(f(x)))
 
 
 class Transformer(nn.Module):
@@ -113,6 +117,7 @@ class Transformer(nn.Module):
             self.register_buffer("positions", torch.cat([angle.sin(), angle.cos()], 1).float())
         self.encoder = nn.ModuleList(Layer(s, False, materialised) for _ in range(s.encoder_layers))
         self.decoder = nn.ModuleList(Layer(s, True, materialised) for _ in range(s.decoder_layers))
+        self.encoder_norm, self.decoder_norm = (nn.LayerNorm(s.width) if s.pre_norm else nn.Identity() for _ in range(2))
 
     def embed(self, ids):
         scale = math.sqrt(self.sizes.width) if self.sizes.scale_embedding else 1.0
@@ -124,10 +129,11 @@ class Transformer(nn.Module):
         memory = self.embed(source)
         for layer in self.encoder:
             memory = layer(memory, None, mask)
+        memory = self.encoder_norm(memory)
         h = self.embed(target)
         for layer in self.decoder:
             h = layer(h, memory, mask)
-        logits = F.linear(h, self.embedding.weight)
+        logits = F.linear(self.decoder_norm(h), self.embedding.weight)
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=self.sizes.label_smoothing, ignore_index=IGNORED, reduction=self.reduction)
 
 
@@ -147,6 +153,8 @@ def marian_names(sizes):
             for part, sources in parts.items():
                 for kind in ("weight", "bias"):
                     names[f"{ours}{part}.{kind}"] = [f"{theirs}{source}.{kind}" for source in sources]
+        if sizes.pre_norm:
+            names |= {f"{side}_norm.{kind}": [f"model.{side}.layer_norm.{kind}"] for kind in ("weight", "bias")}
     return names
 
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "frit/infer/decoder.h"
+#include "frit/infer/gpu_generate.h"
 #include "frit/infer/processors.h"
 #include "frit/infer/sample.h"
 #include "frit/ops/beam_select/beam_select.h"
@@ -108,12 +109,46 @@ struct Generator::Impl {
   std::vector<Choice> choices;  // whose logits a row of the chunk is
 };
 
-Generator::Generator(Context& context, const Transformer& model)
-    : model_(model), impl_(std::make_unique<Impl>(context.pool(), model)) {}
+const char* name_of(GeneratorOptions::Products products) {
+  switch (products) {
+    case GeneratorOptions::Products::kAuto:
+      return "auto";
+    case GeneratorOptions::Products::kRows:
+      return "rows";
+    case GeneratorOptions::Products::kLibrary:
+      return "library";
+  }
+  return "";
+}
+
+GeneratorOptions::Products parse_products(std::string_view name) {
+  using Products = GeneratorOptions::Products;
+  for (const Products p : {Products::kAuto, Products::kRows, Products::kLibrary})
+    if (name == name_of(p)) return p;
+  fail("[generate] products are {}, expected auto, rows or library", name);
+}
+
+Generator::Generator(Context& context, const Transformer& model, const GeneratorOptions& how) : model_(model) {
+  if (context.on_gpu()) {
+    gpu_ = std::make_unique<GpuGenerator>(context, model, how);
+    return;
+  }
+  FRIT_CHECK(!model.workspace().device(), "[generate] the model lies on a GPU, but the context has none");
+  impl_ = std::make_unique<Impl>(context.pool(), model);
+}
 Generator::~Generator() = default;
 
 void Generator::refresh() {
+  if (gpu_) return gpu_->refresh();
   impl_->decoder.refresh();
+}
+
+int64_t Generator::tune(Tuning& tuning) {
+  return gpu_ ? gpu_->tune(tuning) : 0;
+}
+
+const GenerateReport& Generator::report() const {
+  return gpu_ ? gpu_->report() : no_report_;
 }
 
 void Generator::Impl::begin(std::span<const GenerateInput> inputs) {
@@ -386,20 +421,15 @@ void Generator::Impl::step(int64_t position) {
   std::erase_if(active, [](const Search* s) { return s->length == 0; });
 }
 
-std::vector<std::vector<Hypothesis>> Generator::generate(std::span<const GenerateInput> inputs,
-                                                         const GenerateOptions& options) {
+std::vector<int64_t> Generator::check(std::span<const GenerateInput> inputs, const GenerateOptions& options) const {
   const TransformerConfig& c = config();
   options.validate(c);
-  if (inputs.empty()) return {};
-  Impl& g = *impl_;
   // As many ids as there are positions to read them, and one more that is never read.
   const int64_t most = options.max_length > 0 ? options.max_length : c.max_positions + 1;
-  const auto max_length = [&](const GenerateInput& input) {
-    const int64_t prompt = 1 + static_cast<int64_t>(input.prefix.size());
-    return options.max_new_tokens > 0 ? std::min(most, prompt + options.max_new_tokens) : most;
-  };
-  g.longest = 0;
+  std::vector<int64_t> longest;
   for (const GenerateInput& input : inputs) {
+    const int64_t prompt = 1 + static_cast<int64_t>(input.prefix.size());
+    longest.push_back(options.max_new_tokens > 0 ? std::min(most, prompt + options.max_new_tokens) : most);
     FRIT_CHECK(!input.source.empty(), "[generate] a source without tokens, expected at least EOS");
     FRIT_CHECK(static_cast<int64_t>(input.source.size()) <= c.max_positions,
                "[generate] a source of {} tokens, but the model has {} positions", input.source.size(),
@@ -408,11 +438,26 @@ std::vector<std::vector<Hypothesis>> Generator::generate(std::span<const Generat
       FRIT_CHECK(id >= 0 && id < c.source_vocab, "[generate] source id {}, expected one below {}", id, c.source_vocab);
     for (const int32_t id : input.prefix)
       FRIT_CHECK(id >= 0 && id < c.target_vocab, "[generate] prefix id {}, expected one below {}", id, c.target_vocab);
-    FRIT_CHECK(1 + static_cast<int64_t>(input.prefix.size()) < max_length(input),
-               "[generate] a prefix of {} tokens leaves no room below the maximum length {}", input.prefix.size(),
-               max_length(input));
-    g.longest = std::max(g.longest, max_length(input));
+    FRIT_CHECK(prompt < longest.back(), "[generate] a prefix of {} tokens leaves no room below the maximum length {}",
+               input.prefix.size(), longest.back());
   }
+  return longest;
+}
+
+std::map<std::string, double> Generator::time_parts(std::span<const GenerateInput> inputs,
+                                                    const GenerateOptions& options, int64_t position, int replays) {
+  if (!gpu_) fail("[generate] parts are timed on a GPU");
+  return gpu_->time_parts(inputs, check(inputs, options), options, position, replays);
+}
+
+std::vector<std::vector<Hypothesis>> Generator::generate(std::span<const GenerateInput> inputs,
+                                                         const GenerateOptions& options) {
+  const std::vector<int64_t> longest = check(inputs, options);
+  if (inputs.empty()) return {};
+  if (gpu_) return gpu_->generate(inputs, longest, options);
+  const TransformerConfig& c = config();
+  Impl& g = *impl_;
+  g.longest = *std::max_element(longest.begin(), longest.end());
   g.options = &options;
   g.width = options.sampling ? options.nbest : options.beam;
   const int64_t ends = std::max<int64_t>(2, 1 + static_cast<int64_t>(options.eos_ids.size()));
@@ -425,7 +470,7 @@ std::vector<std::vector<Hypothesis>> Generator::generate(std::span<const Generat
   for (size_t i = 0; i < workers; ++i) g.processors.emplace_back(options, c.target_vocab);
   g.samplers.resize(workers);
   g.begin(inputs);
-  for (size_t i = 0; i < inputs.size(); ++i) g.searches[i].max_length = max_length(inputs[i]);
+  for (size_t i = 0; i < inputs.size(); ++i) g.searches[i].max_length = longest[i];
   for (int64_t position = 0; !g.active.empty(); ++position) g.step(position);
 
   std::vector<std::vector<Hypothesis>> results(inputs.size());

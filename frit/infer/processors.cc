@@ -16,11 +16,11 @@ Processors::Processors(const GenerateOptions& options, int64_t vocabulary)
   used_mark_.assign(static_cast<size_t>(vocabulary), 0), ban_mark_.assign(static_cast<size_t>(vocabulary), 0);
 }
 
-int64_t Processors::touched(int64_t length) const {
-  int64_t n = static_cast<int64_t>(single_.size() + sequences_.size());
-  if (options_.min_length > 0 || options_.min_new_tokens > 0) n += static_cast<int64_t>(options_.eos_ids.size());
-  if (penalty_ != 1) n += length;
-  if (options_.no_repeat_ngram > 0) n += length;
+int64_t Processors::touched(const GenerateOptions& options, int64_t length) {
+  auto n = static_cast<int64_t>(options.bad_words.size());
+  if (options.min_length > 0 || options.min_new_tokens > 0) n += static_cast<int64_t>(options.eos_ids.size());
+  if (static_cast<float>(options.repetition_penalty) != 1) n += length;
+  if (options.no_repeat_ngram > 0) n += length;
   return n;
 }
 

@@ -23,7 +23,8 @@ class Processors {
 
   // No more than this many tokens of a hypothesis with `length` ids can have their value lowered: the best n of the
   // processed values are among the best n + touched(length) of the raw ones and boosted().
-  int64_t touched(int64_t length) const;
+  int64_t touched(int64_t length) const { return touched(options_, length); }
+  static int64_t touched(const GenerateOptions& options, int64_t length);
 
   void look_at(const HypothesisState& state);
   // The only token allowed (its value is then 0), or -1.

@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "frit/core/error.h"
-#include "frit/core/philox.h"
 
 namespace frit {
 namespace {
@@ -65,14 +64,6 @@ int32_t Sampler::draw(std::span<const float> logits, const SampleOptions& option
     left -= weight;
   }
   return tokens.back().second;  // rounding at the very end
-}
-
-double sampling_uniform(uint64_t seed, uint64_t sentence, uint32_t sample, uint32_t position) {
-  const PhiloxKey key{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32) ^ 0x73616d70u};  // "samp"
-  const PhiloxBlock block =
-      philox(key, static_cast<uint32_t>(sentence), static_cast<uint32_t>(sentence >> 32), sample, position);
-  const uint64_t bits = static_cast<uint64_t>(block.v[0]) << 32 | block.v[1];
-  return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
 }  // namespace frit

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "frit/ops/sample_step/uniform.h"
+
 namespace frit {
 
 struct SampleOptions {
@@ -27,8 +29,5 @@ class Sampler {
   std::vector<float> sorted_;
   std::vector<std::pair<double, int32_t>> kept_;
 };
-
-// Uniform in [0, 1), of 53 bits, from coordinates alone.
-double sampling_uniform(uint64_t seed, uint64_t sentence, uint32_t sample, uint32_t position);
 
 }  // namespace frit

@@ -96,12 +96,34 @@ std::vector<std::string> translate_ids(Generator& generator, const Tokenizer& to
   return texts;
 }
 
+std::unique_ptr<Gpu> open_gpu(std::string_view device) {
+  if (device == "cpu") return nullptr;
+  if (device != "cuda" && device != "simulator")
+    fail("[translate] no device is called {}, expected cpu, cuda or simulator", device);
+  if ((device == "cuda") != built_with_cuda())
+    fail("[translate] the device is {}, but this build of frit has {}", device,
+         built_with_cuda() ? "CUDA, not the simulator" : "no CUDA (cmake --preset cuda makes one that has)");
+  return make_gpu();
+}
+
+Precision decoding_precision(std::string_view dtype, bool on_gpu) {
+  if (dtype == "fp32") return Precision::kF32;
+  if (dtype != "fp16" && dtype != "bf16") fail("[translate] dtype is {}, expected fp32, fp16 or bf16", dtype);
+  if (!on_gpu) fail("[translate] dtype {} needs a GPU: on the CPU decoding computes in fp32", dtype);
+  return dtype == "fp16" ? Precision::kF16Stochastic : Precision::kBF16Stochastic;
+}
+
 struct Translator::Impl {
-  Impl(const std::string& directory, ThreadPool& p)
-      : pool(p), context(p, memory), generation(GenerationConfig::read(directory)) {
+  Impl(const std::string& directory, ThreadPool& p, const TranslatorDevice& where)
+      : pool(p),
+        gpu(open_gpu(where.device)),
+        memory(gpu.get()),
+        context(p, memory, gpu.get()),
+        generation(GenerationConfig::read(directory)) {
     std::future<Tokenizer> reading = std::async(std::launch::async, [&] { return Tokenizer::load(directory); });
-    model = Transformer::load(directory, {});
-    generator = std::make_unique<Generator>(context, *model);
+    model = Transformer::load(directory,
+                              {.precision = decoding_precision(where.dtype, gpu != nullptr), .device = gpu.get()});
+    generator = std::make_unique<Generator>(context, *model, where.generator);
     tokenizer.emplace(reading.get());
     const TransformerConfig& c = model->config();
     if (tokenizer->vocabulary_size(Side::kSource) > c.source_vocab ||
@@ -112,6 +134,7 @@ struct Translator::Impl {
   }
 
   ThreadPool& pool;
+  std::unique_ptr<Gpu> gpu;
   Memory memory;
   Context context;
   GenerationConfig generation;
@@ -120,8 +143,8 @@ struct Translator::Impl {
   std::optional<Tokenizer> tokenizer;
 };
 
-Translator::Translator(const std::string& directory, ThreadPool& pool)
-    : impl_(std::make_unique<Impl>(directory, pool)) {}
+Translator::Translator(const std::string& directory, ThreadPool& pool, const TranslatorDevice& where)
+    : impl_(std::make_unique<Impl>(directory, pool, where)) {}
 Translator::~Translator() = default;
 
 Generator& Translator::generator() {
@@ -138,6 +161,7 @@ TranslateOptions Translator::default_options() const {
   TranslateOptions o;
   o.generate = GenerateOptions::from(impl_->generation);
   o.generate.max_length = std::min(o.generate.max_length, config().max_positions + 1);
+  if (impl_->gpu) o.batch_tokens = 8192, o.window_lines = 32768;
   return o;
 }
 

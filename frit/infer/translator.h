@@ -33,6 +33,19 @@ std::vector<std::string> translate_ids(Generator& generator, const Tokenizer& to
                                        std::span<const std::vector<int32_t>> sources, const GenerateOptions& options,
                                        int64_t batch_tokens = 2048);
 
+// Where a Translator's model lies and runs, and in which numbers.
+struct TranslatorDevice {
+  std::string device = "cpu";  // "cpu"; "cuda"; in a build without CUDA "simulator", which is slow and for tests
+  std::string dtype = "fp32";  // of weights and activations: fp32, on a GPU also fp16 and bf16
+  GeneratorOptions generator = {};  // on a GPU
+};
+// The GPU of that name; none for "cpu". Errors: frit::Error if this build or machine has none such, or for another
+// name.
+std::unique_ptr<Gpu> open_gpu(std::string_view device);
+// "fp32", "fp16" or "bf16" as a model that is not trained has it. Errors: frit::Error for another name, or for 16 bits
+// without a GPU.
+Precision decoding_precision(std::string_view dtype, bool on_gpu);
+
 struct TranslateOptions {
   GenerateOptions generate;
   int64_t batch_tokens = 2048;  // source tokens of a batch
@@ -50,13 +63,13 @@ struct Translation {
 class Translator {
  public:
   // Reads config.json, generation_config.json, model.safetensors and the tokenizer. The pool must outlive this.
-  // Errors: frit::Error naming the file.
-  Translator(const std::string& directory, ThreadPool& pool);
+  // Errors: frit::Error naming the file, or for the device.
+  Translator(const std::string& directory, ThreadPool& pool, const TranslatorDevice& where = {});
   ~Translator();
   Translator(const Translator&) = delete;
   Translator& operator=(const Translator&) = delete;
 
-  // The directory's decoding settings.
+  // The directory's decoding settings; on a GPU with larger batches.
   TranslateOptions default_options() const;
 
   // n-best translations of each text. An empty text has one empty translation. Errors: std::invalid_argument for

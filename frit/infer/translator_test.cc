@@ -56,6 +56,41 @@ TEST_F(Translating, DirectorysSettingsAreTheDefault) {
   defaults.generate.validate(translator.config());
 }
 
+// On a GPU, or in the simulator where there is none.
+TEST_F(Translating, AGpuTranslatesAsTheCpu) {
+  TranslatorDevice where;
+  where.device = built_with_cuda() ? "cuda" : "simulator";
+  Translator other(model_directory(), pool, where);
+  EXPECT_GT(other.default_options().batch_tokens, translator.default_options().batch_tokens);
+  options.generate.max_new_tokens = 5;
+  const auto lines = made_up_lines(false, 6, 4);
+  const auto expected = translator.translate(lines, options), got = other.translate(lines, options);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    ASSERT_EQ(got[i].size(), 1u);
+    EXPECT_EQ(got[i][0].text, expected[i][0].text) << i;
+    EXPECT_NEAR(got[i][0].score, expected[i][0].score, 1e-4);
+  }
+  where.dtype = "fp16";
+  Translator half(model_directory(), pool, where);
+  EXPECT_EQ(half.translate(std::span(lines.data(), 2), options).size(), 2u);
+}
+
+TEST(TranslatorDevices, UnknownOnesAreErrors) {
+  ThreadPool pool(1);
+  const auto expect = [&](const TranslatorDevice& where, const char* word) {
+    try {
+      Translator translator(model_directory(), pool, where);
+      ADD_FAILURE() << "no error for " << word;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << e.what();
+    }
+  };
+  expect({.device = "tpu"}, "tpu");
+  expect({.device = built_with_cuda() ? "simulator" : "cuda"}, "CUDA");
+  expect({.dtype = "fp16"}, "needs a GPU");
+  expect({.device = built_with_cuda() ? "cuda" : "simulator", .dtype = "int8"}, "int8");
+}
+
 TEST_F(Translating, StreamKeepsOrderWhateverTheBatches) {
   const auto lines = made_up_lines(false, 30, 3);
   std::vector<std::string> alone;

@@ -112,8 +112,9 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
 
       {"training.precision",
        &t.precision,
-       "What parameters, gradients and activations are kept in; fp16 needs a GPU.",
-       {"fp32", "bf16-master", "bf16-stochastic", "bf16-residual", "fp16-master", "fp16-stochastic"}},
+       "What parameters, gradients and activations are kept in; fp16 needs a GPU. Empty: fp32 on the CPU, bf16-master on "
+       "a GPU.",
+       {"", "fp32", "bf16-master", "bf16-stochastic", "bf16-residual", "fp16-master", "fp16-stochastic"}},
       {"training.batch_tokens",
        &t.batch_tokens,
        "Token budget of a batch: neither its source nor its target tokens exceed it; 0: the largest that fits on the "
@@ -473,6 +474,11 @@ std::string config_reference() {
   return text;
 }
 
+std::string precision_of(const TrainConfig& config) {
+  if (!config.training.precision.empty()) return config.training.precision;
+  return config.run.device == "cpu" ? "fp32" : "bf16-master";
+}
+
 void validate_config(const TrainConfig& config) {
   const auto need = [](bool good, std::string_view key, const auto& value, std::string_view expected) {
     if (!good) fail("[config] {} is {}, expected {}", key, value, expected);
@@ -544,7 +550,8 @@ void validate_config(const TrainConfig& config) {
        "a number");
   need(config.run.dump_steps >= 0 && config.run.dump_steps <= kMostCount, "run.dump_steps", config.run.dump_steps,
        fmt::format("0 to {}", kMostCount));
-  need(config.run.device != "cpu" || !t.precision.starts_with("fp16"), "training.precision", t.precision,
+  const std::string precision = precision_of(config);
+  need(config.run.device != "cpu" || !precision.starts_with("fp16"), "training.precision", t.precision,
        "another with run.device cpu");
   need(t.trainer != "per_tensor" || t.precision == "fp32" || t.precision.ends_with("-master"), "training.trainer",
        t.trainer, fmt::format("fused with training.precision {}, which has no fp32 parameters", t.precision));
@@ -556,8 +563,8 @@ void validate_config(const TrainConfig& config) {
        "short, cudnn or materialised with run.device " + config.run.device);
   need(config.run.device != "cpu" || (config.run.attention != "short" && config.run.attention != "cudnn"),
        "run.attention", config.run.attention, "flash or materialised with run.device cpu");
-  need(config.run.gemm != "onednn" || t.precision == "fp32", "run.gemm", config.run.gemm,
-       fmt::format("packed with training.precision {}", t.precision));
+  need(config.run.gemm != "onednn" || precision == "fp32", "run.gemm", config.run.gemm,
+       fmt::format("packed with training.precision {}", precision));
   need(!config.run.directory.empty(), "run.directory", "empty", "a folder");
   for (auto [name, text] : {std::pair{"training.warmup", &t.warmup},
                             {"training.stop_after", &t.stop_after},

@@ -35,7 +35,7 @@ struct TrainConfig {
     int64_t prefetch = 4;
   } data;
   struct Training {
-    std::string precision = "fp32";
+    std::string precision;  // empty: precision_of() chooses
     int64_t batch_tokens = 4096, accumulate = 1;
     std::string optimizer = "adam";
     double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.98, eps = 1e-9, momentum = 0.9, weight_decay = 0;
@@ -100,6 +100,10 @@ void parse_config(TrainConfig& config, std::string_view toml, const std::string&
 std::string dump_config(const TrainConfig& config, bool comments);
 // docs/configuration.md.
 std::string config_reference();
+
+// training.precision; where it is empty, fp32 on the CPU and bf16-master on a GPU, whose losses are fp32's
+// (docs/numerics.md).
+std::string precision_of(const TrainConfig& config);
 
 // Errors: frit::Error naming the key whose value cannot work (negative sizes, dropout of 1, ...).
 void validate_config(const TrainConfig& config);

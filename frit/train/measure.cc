@@ -104,7 +104,7 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
   };
   TrainingMeasurement m;
   m.steps = steps, m.parameters = model.workspace().layout().parameters();
-  m.threads = pool.threads(), m.precision = config.training.precision, m.device = gpu ? gpu->name() : "cpu";
+  m.threads = pool.threads(), m.precision = precision_of(config), m.device = gpu ? gpu->name() : "cpu";
   const Clock::time_point begin = Clock::now();
   Tuning tuning;
   TrainingStep step(model, pool, step_settings(config, model.workspace()), gpu.get());

@@ -333,7 +333,7 @@ Transformer::Options training_options(const TrainConfig& config, Gpu* gpu) {
   const auto& t = config.training;
   Transformer::Options options;
   options.device = gpu;
-  options.precision = parse_precision(t.precision);
+  options.precision = parse_precision(precision_of(config));
   options.training = true;
   options.moments = t.optimizer != "sgd" ? 2 : t.momentum != 0 ? 1 : 0;
   options.gradient_dtype = t.accumulate > 1 ? DType::kF32 : compute_dtype(options.precision);

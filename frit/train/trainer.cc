@@ -753,7 +753,7 @@ TrainResult Trainer::Impl::train() {
                     reason, sizes.model_type()));
   model = std::make_unique<Transformer>(sizes, training_options(config, gpu.get()));
   say(fmt::format("Model: {} parameters, {}; {}, {}", format_count(model->workspace().layout().parameters()),
-                  config.model.init_from.empty() ? config.model.preset : config.model.init_from, t.precision,
+                  config.model.init_from.empty() ? config.model.preset : config.model.init_from, precision_of(config),
                   gpu ? gpu->name() : fmt::format("{} threads", pool.threads())));
   step = std::make_unique<TrainingStep>(*model, pool, step_settings(config, model->workspace()), gpu.get());
   step->context().on_notice = sink;
