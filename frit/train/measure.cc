@@ -115,7 +115,7 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
       m.attention[c.key] = c.chosen, m.attention_us[c.key] = c.us;
   for (const BatchSize& size : batch_sizes) step.plan(TrainingStep::Kind::kTrain, size);
   step.reserve();
-  if (gpu) m.products_tuned = tune_training(*gpu, tuning);
+  if (gpu) m.products_tuned = gpu->tune_products(tuning);
   const double rates[] = {1e-4};
   int64_t attempt = 0;
   const auto put = [&] {

@@ -15,14 +15,15 @@
 #include "frit/data/prefetch.h"
 #include "frit/train/averaging.h"
 #include "frit/train/checkpoint_store.h"
+#include "frit/train/checkpoint_weights.h"
 #include "frit/train/early_stopping.h"
-#include "frit/train/floor.h"
 #include "frit/train/metrics.h"
 #include "frit/train/period.h"
 #include "frit/train/plan.h"
 #include "frit/train/prepare.h"
 #include "frit/train/progress.h"
 #include "frit/train/run_state.h"
+#include "frit/train/speed_report.h"
 #include "frit/train/swallowed_report.h"
 #include "frit/train/tensorboard.h"
 #include "frit/train/tuning_cache.h"
@@ -49,29 +50,6 @@ std::string mib(size_t bytes) {
 struct NullBuffer : std::streambuf {
   int overflow(int c) override { return c; }
   std::streamsize xsputn(const char*, std::streamsize n) override { return n; }
-};
-
-// A block of the workspace as checkpoints hold it: where it lies, or a copy of what lies on a GPU.
-class BlockBytes {
- public:
-  BlockBytes(const Workspace& workspace, const Tensor& block) : workspace_(workspace), block_(block) {
-    if (workspace.device()) copy_.resize(static_cast<size_t>(block.bytes()));
-  }
-  std::span<std::byte> bytes() {
-    if (workspace_.device()) return copy_;
-    return {static_cast<std::byte*>(block_.raw()), static_cast<size_t>(block_.bytes())};
-  }
-  void fetch() {
-    if (workspace_.device()) workspace_.read(block_, copy_.data());
-  }
-  void put_back() {
-    if (workspace_.device()) workspace_.write(block_, copy_.data());
-  }
-
- private:
-  const Workspace& workspace_;
-  Tensor block_;
-  std::vector<std::byte> copy_;
 };
 
 // While it lives, the model computes with the average of its weights, if there is one.
@@ -106,18 +84,6 @@ class Aside {
   double before_;
   Clock::time_point begin_ = Clock::now();
 };
-
-// A checkpoint's blocks of weights by name.
-std::vector<std::pair<const char*, Tensor>> named_blocks(const Workspace& w) {
-  std::vector<std::pair<const char*, Tensor>> blocks;
-  for (const auto& [name, block] : {std::pair{"parameters", w.parameters()},
-                                    {"master", w.master()},
-                                    {"residual", w.residual()},
-                                    {"moment1", w.moment1()},
-                                    {"moment2", w.moment2()}})
-    if (block.defined()) blocks.emplace_back(name, block);
-  return blocks;
-}
 
 }  // namespace
 
@@ -234,7 +200,6 @@ struct Trainer::Impl {
   void log_metrics();
   bool validate();
   void finish_model();
-  void say_speed(Prefetcher& prefetcher, int64_t tokens, double trained_s);
 };
 
 void Trainer::Impl::open_stores() {
@@ -390,7 +355,7 @@ void Trainer::Impl::tune_attention(const std::vector<BatchSize>& batch_sizes) {
 // Times kinds of products that no earlier run has met, and keeps what was found.
 void Trainer::Impl::tune() {
   const Clock::time_point begin = Clock::now();
-  const int64_t found = tune_training(*gpu, tuning->tuning());
+  const int64_t found = gpu->tune_products(tuning->tuning());
   tuning->save(found + attention_tuned > 0);
   if (found > 0)
     say(fmt::format("Products: {} shapes timed in {:.1f} s, {} known", found, seconds_between(begin, Clock::now()),
@@ -623,29 +588,8 @@ void Trainer::Impl::finish_model() {
   Transformer::Options options;
   options.training = false;
   Transformer final_model(sizes, options);
-  const Workspace& trained = model->workspace();
-  const int64_t elements = trained.layout().elements();
-  const auto count = static_cast<size_t>(elements);
   const auto read = [&](const CheckpointInfo& checkpoint) {
-    std::vector<float> values(count);
-    const auto into = std::as_writable_bytes(std::span(values));
-    if (step->ema().defined()) {
-      read_blob(checkpoint, "ema", into);
-    } else if (trained.precision() == Precision::kF32) {
-      read_blob(checkpoint, "parameters", into);
-    } else if (trained.master().defined()) {
-      read_blob(checkpoint, "master", into);
-    } else {
-      std::vector<uint16_t> high(count), low(count);
-      read_blob(checkpoint, "parameters", std::as_writable_bytes(std::span(high)));
-      if (trained.residual().defined()) read_blob(checkpoint, "residual", std::as_writable_bytes(std::span(low)));
-      const bool half = trained.parameters().dtype() == DType::kF16;
-      for (size_t i = 0; i < count; ++i)
-        values[i] = trained.residual().defined() ? join_float({high[i], low[i]})
-                    : half                       ? static_cast<float>(float16::from_bits(high[i]))
-                                                 : static_cast<float>(bfloat16::from_bits(high[i]));
-    }
-    return values;
+    return read_weights(checkpoint, model->workspace(), step->ema().defined());
   };
   std::vector<float> values;
   if (sources.size() == 1) {
@@ -653,7 +597,7 @@ void Trainer::Impl::finish_model() {
   } else {
     WeightAverage average;
     for (const CheckpointInfo& source : sources) average.add(read(source));
-    values.resize(count);
+    values.resize(static_cast<size_t>(model->workspace().layout().elements()));
     average.mean(values);
   }
   std::copy(values.begin(), values.end(), final_model.workspace().parameters().data<float>());
@@ -671,36 +615,6 @@ void Trainer::Impl::finish_model() {
   sync_directory(run);
   fs::remove_all(old, error);
   say(fmt::format("Model: {} ({})", place.string(), what));
-}
-
-// How fast this process trained, validations and checkpoints left out, and on a GPU what share of the floor that is.
-// The weights are worth nothing afterwards.
-void Trainer::Impl::say_speed(Prefetcher& prefetcher, int64_t tokens, double trained_s) {
-  if (tokens == 0 || trained_s <= 0) return;
-  const double tokens_per_s = static_cast<double>(tokens) / trained_s;
-  std::string line =
-      fmt::format("Speed: {} source and target tokens a second", format_count(std::llround(tokens_per_s)));
-  if (gpu && built_with_cuda()) try {
-      constexpr int kBatches = 3, kReplays = 5;
-      const double copy = step->time_copy(kReplays);
-      StepFloor sum;
-      int64_t floor_tokens = 0;
-      for (int i = 0; i < kBatches; ++i) {
-        const Batch& batch = *prefetcher.next();
-        const StepFloor floor = step_floor(step->time_parts(batch, kReplays, {"product", "attention"}),
-                                           model->workspace().layout().parameters(), copy);
-        sum.products_ms += floor.products_ms, sum.attention_ms += floor.attention_ms;
-        sum.update_ms += floor.update_ms / static_cast<double>(config.training.accumulate);
-        floor_tokens += batch.source_tokens() + batch.target_tokens();
-      }
-      const double floor_tokens_per_s = 1e3 * static_cast<double>(floor_tokens) / sum.ms();
-      line += fmt::format("; {:.1f} % of the floor (products {:.2f} ms, attention {:.2f}, update {:.2f} a batch)",
-                          100 * tokens_per_s / floor_tokens_per_s, sum.products_ms / kBatches,
-                          sum.attention_ms / kBatches, sum.update_ms / kBatches);
-    } catch (const Error& e) {  // the model is saved: this is no reason to fail
-      line += fmt::format("; the floor could not be measured: {}", e.what());
-    }
-  say(line);
 }
 
 TrainResult Trainer::Impl::train() {
@@ -863,7 +777,9 @@ TrainResult Trainer::Impl::train() {
                       early->stalled()));
   finish_model();
   state.seconds = seconds();
-  say_speed(prefetcher, state.source_tokens + state.target_tokens - tokens_before, trained_s);
+  if (const int64_t tokens = state.source_tokens + state.target_tokens - tokens_before; tokens > 0 && trained_s > 0)
+    say(speed_report(*step, model->workspace().layout().parameters(), t.accumulate,
+                     static_cast<double>(tokens) / trained_s, [&]() -> const Batch& { return *prefetcher.next(); }));
   say(fmt::format("Done: {} updates, {:.2f} epochs, {} target tokens in {}", format_count(state.updates), epochs(),
                   format_count(state.target_tokens), format_duration(state.seconds)));
   return result(end);
