@@ -460,6 +460,7 @@ TEST_F(GpuStep, TrainsAndResumesExactly) {
     c.model.d_model = 32, c.model.heads = 1;
     c.training.stop_after = "10u", c.training.valid_every = "5u", c.training.log_every = "5u";
     c.training.save_every = "5u", c.training.batch_tokens = 128, c.training.ema_decay = 0.9;
+    c.training.precision = "fp32";  // a GPU's default is another
     c.run.device = device;
     return c;
   };
