@@ -152,7 +152,7 @@ int bench_step(const StepBench& o, const Overrides& overrides) {
 struct DecodeBench {
   std::vector<std::string> cases;
   std::string dtype, products = "auto";
-  int64_t repeat = 9, warm = 2;
+  int64_t repeat = 9, warm = 2, few_rows = GeneratorOptions().few_rows, ahead = GeneratorOptions().steps_ahead;
   bool tune = false, parts = false, survivors = false, no_graphs = false;
 };
 
@@ -196,6 +196,7 @@ int bench_decode(const DecodeBench& o, const Overrides& overrides) {
   const Precision precision = decoding_precision(dtype, gpu != nullptr);
   GeneratorOptions how;
   how.products = parse_products(o.products), how.survivors = o.survivors, how.graphs = !o.no_graphs;
+  how.few_rows = o.few_rows, how.steps_ahead = o.ahead;
   Memory memory(gpu.get());
   Context context(pool, memory, gpu.get());
   std::unique_ptr<Transformer> model;
@@ -355,6 +356,12 @@ void add_bench(CLI::App& app, const Overrides& overrides, Action* action) {
       ->check(CLI::IsMember({"fp32", "fp16", "bf16"}));
   decode->add_option("--products", d->products, "On a GPU: auto, rows (the same bits in every batch) or library")
       ->check(CLI::IsMember({"auto", "rows", "library"}));
+  decode->add_option("--few-rows", d->few_rows, "On a GPU, with --products auto: products of up to N rows go by rows")
+      ->type_name("N")
+      ->check(CLI::Range(0, kMostCount));
+  decode->add_option("--ahead", d->ahead, "On a GPU: steps that are queued ahead")
+      ->type_name("N")
+      ->check(CLI::Range(1, kMostCount));
   decode->add_option("--repeat", d->repeat, "Calls that are timed; the median counts")
       ->check(CLI::Range(1, kMostCount));
   decode->add_option("--warm", d->warm, "Calls before that, beside the first")->check(CLI::Range(0, kMostCount));

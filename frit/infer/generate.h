@@ -36,6 +36,7 @@ struct GeneratorOptions {
     kLibrary,  // all by the GPU's library
   };
   Products products = Products::kAuto;
+  int64_t few_rows = 64;    // kAuto: up to so many rows are linear_rows'
   bool graphs = true;       // steps are recorded once and replayed
   int64_t steps_ahead = 2;  // steps that are queued before it is known who has finished
   bool survivors = false;   // report how many logits HARS collects; steps then run without graphs

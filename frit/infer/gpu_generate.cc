@@ -28,8 +28,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Products of at most so many rows are linear_rows' if nothing else is asked for.
-constexpr int64_t kFewRows = 64;
 // Positions by which keys and values grow.
 constexpr int64_t kPositionStep = 64;
 
@@ -316,7 +314,7 @@ void GpuGenerator::upload(std::span<const GenerateInput> inputs, std::span<const
 
 bool GpuGenerator::by_rows(int64_t rows) const {
   return how_.products == GeneratorOptions::Products::kRows ||
-         (how_.products == GeneratorOptions::Products::kAuto && rows <= kFewRows);
+         (how_.products == GeneratorOptions::Products::kAuto && rows <= how_.few_rows);
 }
 
 void GpuGenerator::project_to(const Tensor& x, const LayerNorm& norm, const Linear& linear_weights,
@@ -592,8 +590,8 @@ std::vector<std::vector<Hypothesis>> GpuGenerator::generate(std::span<const Gene
     const int64_t now = seen.load(std::memory_order_acquire), done = now >> 32, live = now & 0xffffffff;
     if (live == 0) break;
     if (queued - done >= how_.steps_ahead) {
-      // A step takes less than a millisecond: if it does not, the device may have failed, of which the event tells.
-      if (Clock::now() - since > std::chrono::milliseconds(5)) {
+      // A step takes some milliseconds at most. If it does not, the device may have failed, of which the event tells.
+      if (Clock::now() - since > std::chrono::milliseconds(200)) {
         queued_->record();
         wait_for(*queued_);
         since = Clock::now();
@@ -688,7 +686,7 @@ std::vector<std::vector<Hypothesis>> GpuGenerator::collect(const Call& call, std
     for (const int64_t slot : order) {
       Hypothesis h;
       h.score = scores[slot];
-      if (o.sampling && std::isnan(h.score)) fail("[generate] no token may be drawn: all are banned");
+      if (o.sampling && !std::isfinite(h.score)) fail("[generate] no token may be drawn: all are banned");
       const int64_t column = first + columns[slot];
       for (int64_t j = 0; j < lengths[slot]; ++j) {
         h.tokens.push_back(ids[j * slots + column]);

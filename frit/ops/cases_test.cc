@@ -40,7 +40,12 @@ TEST(OpsDef, HasEveryOperatorOfTheMethod) {
 
 // Sums what criterion gives, which is fp32 whatever the logits are.
 bool fp32_alone(const OpTable& table) {
-  return table.op == "loss_total";
+  return table.op == "loss_total" || table.op == "search_step" || table.op == "sample_step";
+}
+// The search of a GPU, which the CPU does in frit/infer. What it reads and writes depends on its data: there is no
+// formula of the shape for it.
+bool gpu_search(const OpTable& table) {
+  return table.op == "search_step" || table.op == "sample_step";
 }
 
 TEST(OpsDef, TablesAreFull) {
@@ -56,6 +61,7 @@ TEST(OpsDef, TablesAreFull) {
       shapes.insert(shape);
       gradients += c.backward != nullptr;
     }
+    if (gpu_search(table)) continue;
     EXPECT_GE(shapes.size(), 30u) << table.op << " has too few shapes";
     EXPECT_TRUE(dtypes.count(DType::kF32)) << table.op;
     EXPECT_TRUE(dtypes.count(DType::kBF16) || fp32_alone(table)) << table.op;
@@ -86,7 +92,8 @@ TEST(OpsDef, GpuTablesAreFull) {
     for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
       EXPECT_TRUE(dtypes.count(dtype) || (dtype != DType::kF32 && fp32_alone(table)))
           << table.op << " " << name_of(dtype);
-    EXPECT_GE(forward.size(), 3u) << table.op << " states its forward budget at too few shapes";
+    EXPECT_GE(forward.size(), gpu_search(table) ? 0u : 3u)
+        << table.op << " states its forward budget at too few shapes";
     if (table.has_gradient) {
       EXPECT_GE(backward.size(), 3u) << table.op << " states its backward budget at too few shapes";
     }

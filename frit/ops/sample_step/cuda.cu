@@ -7,13 +7,14 @@
 namespace frit {
 namespace {
 
-constexpr int kThreads = kSampleThreads, kBins = 256;
+constexpr int kThreads = kSampleThreads, kBins = 256, kWarps = kThreads / kWarpSize;
 static_assert(kThreads == kBins, "a thread a bin");
 using Weight = unsigned long long;  // what atomics of the GPU add
 
 // Where the block's arrays lie in shared memory, in bytes.
 constexpr int kSumsAt = 0, kHistogramAt = kSumsAt + kBins * 8, kChosenAt = kHistogramAt + kBins * 4,
-              kScratchAt = kChosenAt + 3 * 8, kCountersAt = kScratchAt + 32 * 4, kListsAt = kCountersAt + 4 * 4;
+              kWarpSumsAt = kChosenAt + 4 * 8, kScratchAt = kWarpSumsAt + kWarps * 8, kCountersAt = kScratchAt + 32 * 4,
+              kListsAt = kCountersAt + 4 * 4;
 
 // Larger values first, then smaller ids, as one rising number. -0 counts as 0.
 FRIT_DEVICE uint32_t rising(float value) {
@@ -40,13 +41,37 @@ struct Tokens {
   }
 };
 
+struct Bin {
+  int bin;
+  Weight before;  // of the bins before it
+};
+// The bin in which a running sum over the bins, from `before` on, exceeds `target`, which some bin's does; in all
+// threads. A thread gives its own bin. 2 barriers.
+FRIT_DEVICE Bin bin_of(Weight mine, Weight before, Weight target) {
+  const Shared<Weight> chosen = shared_array<Weight>(kChosenAt), warps = shared_array<Weight>(kWarpSumsAt);
+  Weight up_to = mine;
+  FRIT_UNROLL
+  for (int by = 1; by < kWarpSize; by *= 2) {
+    const Weight other = shuffle_up(up_to, by);
+    if (lane() >= by) up_to += other;
+  }
+  if (lane() == kWarpSize - 1) store(warps, warp(), up_to);
+  barrier();
+  Weight base = before;
+  for (int w = 0; w < warp(); ++w) base += load(warps, w);
+  if (base + up_to > target && base + up_to - mine <= target)
+    store(chosen, 2, static_cast<Weight>(thread_index())), store(chosen, 3, base + up_to - mine);
+  barrier();
+  return {static_cast<int>(load(chosen, 2)), load(chosen, 3)};
+}
+
 struct Found {
   uint64_t key;
   Weight before;  // weights of smaller keys
 };
 
 // The smallest key up to which weights sum to more than `target`, byte by byte; in all threads. Keys are those of
-// falling likelihood, or the ids alone. Cost: a walk over the row and 3 barriers for each byte.
+// falling likelihood, or the ids alone. Cost: a walk over the row and 5 barriers for each byte.
 FRIT_DEVICE Found find_key(const Tokens& tokens, bool by_id, Weight target) {
   const Shared<Weight> sums = shared_array<Weight>(kSumsAt), chosen = shared_array<Weight>(kChosenAt);
   const Shared<uint32_t> histogram = shared_array<uint32_t>(kHistogramAt);
@@ -73,9 +98,9 @@ FRIT_DEVICE Found find_key(const Tokens& tokens, bool by_id, Weight target) {
       atomic_add(histogram, static_cast<int64_t>(key >> (8 * byte) & 255u), 1u);
     }
     barrier();
-    int bin = 0;
-    Weight inside = load(sums, 0);
-    while (bin < kBins - 1 && before + inside <= target) before += inside, inside = load(sums, ++bin);
+    const Bin found = bin_of(load(sums, me), before, target);
+    const int bin = found.bin;
+    before = found.before;
     prefix = prefix << 8 | static_cast<uint32_t>(bin);
     if (!by_id && load(histogram, bin) == 1) {  // one token has these bytes: which one?
       if (me == 0) store(chosen, 0, Weight{0});
@@ -108,9 +133,9 @@ FRIT_DEVICE uint32_t kth_largest(const Global<float>& row, int columns, uint32_t
         atomic_add(histogram, static_cast<int64_t>(key >> (8 * byte) & 255u), 1u);
     }
     barrier();
-    int bin = 0;
-    while (load(histogram, bin) < count) count -= load(histogram, bin++);
-    prefix = prefix << 8 | static_cast<uint32_t>(bin);
+    const Bin found = bin_of(load(histogram, me), 0, count - 1);
+    count -= static_cast<uint32_t>(found.before);
+    prefix = prefix << 8 | static_cast<uint32_t>(found.bin);
   }
   return ~prefix;
 }
@@ -177,7 +202,7 @@ sample_step_kernel(State s, Global<float> logits, int64_t stride, int columns, G
   for (int i = me; i < columns; i += kThreads) top = fmaxf(top, load(row, i));
   top = block_max(top, scratch);
   if (top == -INFINITY) {
-    if (me == 0) store(drawn, row_number, 0), store(drawn_scores, row_number, std::bit_cast<float>(0x7fc00000u));
+    if (me == 0) store(drawn, row_number, 0), store(drawn_scores, row_number, -INFINITY);
     return;
   }
   Tokens tokens;

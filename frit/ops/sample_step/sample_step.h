@@ -31,7 +31,7 @@ struct SampleStepArgs {
 // order of ids, with top_p below 1 in that of likelihood. As Sampler on the CPU, with probabilities rounded to
 // multiples of about 2^-44 of the likeliest, so that their sums are exact whatever the order. A NaN counts as -inf.
 // Rows of sentences and samples that have ended, and of those that still read their prefix, get token 0. A row of which
-// every token is banned gets token 0 and a NaN for a score.
+// every token is banned gets token 0 and -inf for a score.
 // Cost: 1 launch; each row is read 4 to 14 times.
 // Errors: std::invalid_argument if shapes or dtypes do not fit, or without a GPU.
 void sample_step(Context& context, const SampleStepArgs& args);

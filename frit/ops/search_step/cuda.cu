@@ -28,8 +28,8 @@ struct Step {
 // Where a block's arrays lie in shared memory, each of 4-byte elements.
 struct Places {
   int values, tokens, pool_values, pool_tokens, sums, banned, ids, best_values, best_tokens, best_parents, best_scores,
-      next_values, next_tokens, next_parents, next_scores, pool_scores, merged_scores, merged_lengths, merged_columns,
-      merged_ranks, done_scores, free_columns, counters;
+      best_ends, next_values, next_tokens, next_parents, next_scores, pool_scores, merged_scores, merged_lengths,
+      merged_columns, merged_ranks, done_scores, free_columns, counters;
 };
 
 template <typename T>
@@ -49,6 +49,7 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
                         banned = shared_array<int32_t>(at.banned), id_row = shared_array<int32_t>(at.ids),
                         best_tokens = shared_array<int32_t>(at.best_tokens),
                         best_parents = shared_array<int32_t>(at.best_parents),
+                        best_ends = shared_array<int32_t>(at.best_ends),
                         next_tokens = shared_array<int32_t>(at.next_tokens),
                         next_parents = shared_array<int32_t>(at.next_parents),
                         merged_lengths = shared_array<int32_t>(at.merged_lengths),
@@ -182,12 +183,13 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
         store(best_tokens, rank, token);
         store(best_parents, rank, begun ? parent : 0);
         store(best_scores, rank, load(pool_values, from_of(e)));
+        store(best_ends, rank, stops(token) ? 1 : 0);
       }
       barrier();
       // ---- Who goes on ----
       const auto running = [&](int i) {
         const float value = load(best_values, i);
-        return stops(load(best_tokens, i)) ? add_rn(value, kWorst) : value;
+        return load(best_ends, i) != 0 ? add_rn(value, kWorst) : value;
       };
       for (int i = me; i < kept; i += kThreads) {
         const float value = running(i);
@@ -205,7 +207,7 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
       // ---- Who has finished: the old ones, then those of the first k candidates that end ----
       int ending = 0;
       for (int i = 0; i < kept; ++i) {
-        const bool ends = stops(load(best_tokens, i));
+        const bool ends = load(best_ends, i) != 0;
         all_end = all_end && ends;
         ending += ends && i < k;
       }
@@ -214,7 +216,7 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
         store(merged_scores, j, load(s.done_scores, base + j));
         store(merged_lengths, j, load(s.done_length, base + j));
         store(merged_columns, j, load(s.done_column, base + j));
-        const bool ends = stops(load(best_tokens, j));
+        const bool ends = load(best_ends, j) != 0;
         store(merged_scores, k + j, ends ? without_nan(div_rn(load(best_values, j), divisor)) : 0.0f);
         store(merged_lengths, k + j, ends ? length : -1);
       }
@@ -465,7 +467,8 @@ Places lay_out(int64_t k, int64_t keep, int64_t count, int64_t places, int64_t l
   place(at.values, candidates), place(at.tokens, candidates);
   place(at.pool_values, k * keep), place(at.pool_tokens, k * keep), place(at.sums, k * keep);
   place(at.banned, places + lists), place(at.ids, places);
-  place(at.best_values, keep), place(at.best_tokens, keep), place(at.best_parents, keep), place(at.best_scores, keep);
+  place(at.best_values, keep), place(at.best_tokens, keep), place(at.best_parents, keep), place(at.best_scores, keep),
+      place(at.best_ends, keep);
   place(at.next_values, k), place(at.next_tokens, k), place(at.next_parents, k), place(at.next_scores, k);
   place(at.pool_scores, k), place(at.merged_scores, 2 * k), place(at.merged_lengths, 2 * k);
   place(at.merged_columns, 2 * k), place(at.merged_ranks, 2 * k), place(at.done_scores, k), place(at.free_columns, k);
