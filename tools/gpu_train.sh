@@ -16,13 +16,14 @@
 #   --sweep      sentences of 32 tokens in the sweep, for Frit and PyTorch ("16 32 64 256 1024")
 #   --limit      seconds PyTorch may take in a stage (fixed 400, real 300, memory 200, sweep 200)
 #   --row-limit  and in a row of it (200)
+#   --torch      flags of PyTorch's scripts, e.g. "--no-cudnn"
 #   --precision  training.precision of Frit's rows (bf16-stochastic)
 #   --quick      few steps and the smallest cases: to see that everything runs
 # Needs: a GPU and its driver; python3 with torch for PyTorch's rows (left out, and said so, without it). Everything is written after
 # each row, so that an interrupted run loses only the row in hand. Ends with 1 if a row of Frit fails or none of a stage of PyTorch runs.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-programs= results=build/gpu_train out=bench/results/gpu-train.json stages=fixed,real,memory,sweep only= quick= precision=bf16-stochastic flags= cases_given= row_limit=200
+programs= results=build/gpu_train out=bench/results/gpu-train.json stages=fixed,real,memory,sweep only= quick= precision=bf16-stochastic flags= cases_given= row_limit=200 torch_given=
 declare -A limit=([fixed]=400 [real]=300 [memory]=200 [sweep]=200 [breakdown]=0)
 declare -A variants=([fixed]=graphs,captured,sdpa-captured,compile,sdpa,eager,compile-bf16 [real]=sdpa,cudnn,compile [memory]=sdpa,sdpa-expandable
   [sweep]=captured,sdpa-captured,sdpa [breakdown]=as-is,graphs,planning,attention,cudnn,packing,master,trainer,all)
@@ -51,13 +52,14 @@ while [ $# -gt 0 ]; do
       variants[${2%%=*}]=${2#*=}
       shift ;;
     --sweep) sweep_sizes=$2; shift ;;
+    --torch) torch_given=$2; shift ;;
     --cases) cases_given=,$2,; shift ;;
     --row-limit)
       [[ $2 =~ ^[0-9]+$ ]] || { echo "gpu_train: --row-limit $2 is not a number of seconds" >&2; exit 2; }
       row_limit=$2
       shift ;;
     --quick) quick=yes ;;
-    *) sed -n '2,23s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,24s/^# \{0,1\}//p' "$0"; exit 2 ;;
   esac
   shift
 done
@@ -128,7 +130,7 @@ theirs() {
   local stage=$1 begin=$SECONDS
   shift
   [ -n "$torch" ] || return 0
-  python3 "$@" --out "$results/torch_$stage.json" 2>"$results/logs/torch_$stage.log" || { status=1; tail -n 5 "$results/logs/torch_$stage.log"; }
+  python3 "$@" $torch_given --out "$results/torch_$stage.json" 2>"$results/logs/torch_$stage.log" || { status=1; tail -n 5 "$results/logs/torch_$stage.log"; }
   echo "   ($((SECONDS - begin)) s)"
 }
 lengths() {  # FILE ARGUMENTS OF make_batches.py...
