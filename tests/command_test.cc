@@ -251,7 +251,16 @@ TEST_F(CommandTest, BadValuesOfFlagsAreTwo) {
   expect_error({"bench", "translate", path("run"), path("valid.en"), "--repeat", "0"}, 2, "--repeat");
   expect_error({"bench", "step", "--steps", "0"}, 2, "--steps");
   expect_error({"bench", "step", "--warm", "-1"}, 2, "--warm");
+  // A case says what the model and the batch are.
+  for (const auto& [key, value] : {std::pair{"model.dropout", "0.2"},
+                                   {"model.ffn", "64"},
+                                   {"data.vocabulary", "8000"},
+                                   {"training.batch_tokens", "2048"},
+                                   {"model.preset", "transformer-tiny"}})
+    expect_error({"bench", "step", "--case", "mt-base-128x32", std::string("--") + key, value}, 2, key);
+  expect_error({"bench", "step", "--case", "mt-base-128x32", path("small.toml")}, 2, "model.");
   expect_error({"plan", path("small.toml"), "--tensors", "-1"}, 2, "--tensors");
+  expect_error({"plan", path("small.toml"), "--run.device", "simulator", "--measure"}, 1, "run.device");
   expect_error({"plan", path("small.toml"), "--sentence-tokens", "0"}, 2, "--sentence-tokens");
   expect_error({"evaluate", path("run"), path("valid.en"), path("valid.de"), "--no-bleu", "-o", path("none.out")}, 2,
                "--output");

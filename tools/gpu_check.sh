@@ -10,13 +10,14 @@
 # missing is said and left out. Ends with 1 if a case fails, a sanitizer finds something or a benchmark breaks.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+. tools/gpu_common.sh
 programs= results=build/gpu_check out=bench/results/gpu-ops.json torch=yes sanitizer=yes seconds=240
 while [ $# -gt 0 ]; do
+  if take_flag "programs results out seconds" "$@"; then
+    shift 2
+    continue
+  fi
   case "$1" in
-    --programs) programs=$2; shift ;;
-    --results) results=$2; shift ;;
-    --out) out=$2; shift ;;
-    --seconds) seconds=$2; shift ;;
     --no-torch) torch= ;;
     --no-sanitizer) sanitizer= ;;
     *) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2 ;;
@@ -24,15 +25,9 @@ while [ $# -gt 0 ]; do
   shift
 done
 mkdir -p "$results"
-if ! nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader >"$results/gpu.txt" 2>/dev/null; then
-  echo "gpu_check: nvidia-smi finds no NVIDIA GPU here" >&2
-  exit 1
-fi
-cat "$results/gpu.txt"
-if [ -z "$programs" ]; then
-  tools/install_deps.sh && tools/install_deps.sh --cuda && cmake --preset cuda && cmake --build --preset cuda --target gpu_programs || exit 1
-  programs=build/cuda
-fi
+need_gpu gpu_check
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$results/gpu.txt"
+need_programs
 status=0
 step() {  # name, command...: runs it, keeps the log, remembers a failure
   local name=$1 begin=$SECONDS

@@ -14,36 +14,19 @@
 # takes gaps inside a graph for work. Needs: a GPU and its driver; libcupti.so.13 (comes with CUDA; tools/carry_libraries.sh).
 set -uo pipefail
 cd "$(dirname "$0")/.."
+. tools/gpu_common.sh
 programs= results=build/gpu_trace out=bench/results/gpu-trace.json stages=train,step config=examples/base-en-de.toml case=mt-base-128x32
 skip=50 steps=200 precision=bf16-stochastic flags=
 while [ $# -gt 0 ]; do
-  case "$1" in
-    --programs) programs=$2; shift ;;
-    --results) results=$2; shift ;;
-    --out) out=$2; shift ;;
-    --stages) stages=$2; shift ;;
-    --config) config=$2; shift ;;
-    --case) case=$2; shift ;;
-    --skip) skip=$2; shift ;;
-    --steps) steps=$2; shift ;;
-    --precision) precision=$2; shift ;;
-    --flags) flags=$2; shift ;;
-    *) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit 2 ;;
-  esac
-  shift
+  take_flag "programs results out stages config case skip steps precision flags" "$@" || { sed -n '2,16s/^# \{0,1\}//p' "$0"; exit 2; }
+  shift 2
 done
 for stage in ${stages//,/ }; do
   case "$stage" in train | step) ;; *) echo "gpu_trace: no stage is called $stage" >&2; exit 2 ;; esac
 done
 [[ $skip =~ ^[1-9][0-9]*$ && $steps =~ ^[1-9][0-9]*$ ]] || { echo "gpu_trace: --skip and --steps are at least 1" >&2; exit 2; }
-if ! nvidia-smi >/dev/null 2>&1; then
-  echo "gpu_trace: nvidia-smi finds no NVIDIA GPU here" >&2
-  exit 1
-fi
-if [ -z "$programs" ]; then
-  tools/install_deps.sh && tools/install_deps.sh --cuda && cmake --preset cuda && cmake --build --preset cuda --target gpu_programs || exit 1
-  programs=build/cuda
-fi
+need_gpu gpu_trace
+need_programs
 frit=$(realpath "$programs")/frit tracer=$(realpath "$programs")/libfrit_trace.so
 for file in "$frit" "$tracer"; do
   [ -e "$file" ] || { echo "gpu_trace: $file is not there: a build leaves libfrit_trace.so out where it finds no cupti.h, and says so" >&2; exit 1; }

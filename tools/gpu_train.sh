@@ -16,13 +16,15 @@
 #   --sweep      sentences of 32 tokens in the sweep, for Frit and PyTorch ("16 32 64 256 1024")
 #   --limit      seconds PyTorch may take in a stage (fixed 400, real 300, memory 200, sweep 200)
 #   --row-limit  and in a row of it (200)
+#   --torch      flags of PyTorch's scripts, e.g. "--no-cudnn"
 #   --precision  training.precision of Frit's rows (bf16-stochastic)
 #   --quick      few steps and the smallest cases: to see that everything runs
 # Needs: a GPU and its driver; python3 with torch for PyTorch's rows (left out, and said so, without it). Everything is written after
 # each row, so that an interrupted run loses only the row in hand. Ends with 1 if a row of Frit fails or none of a stage of PyTorch runs.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-programs= results=build/gpu_train out=bench/results/gpu-train.json stages=fixed,real,memory,sweep only= quick= precision=bf16-stochastic flags= cases_given= row_limit=200
+. tools/gpu_common.sh
+programs= results=build/gpu_train out=bench/results/gpu-train.json stages=fixed,real,memory,sweep only= quick= precision=bf16-stochastic flags= cases= sweep= torch= row_limit=200
 declare -A limit=([fixed]=400 [real]=300 [memory]=200 [sweep]=200 [breakdown]=0)
 declare -A variants=([fixed]=graphs,captured,sdpa-captured,compile,sdpa,eager,compile-bf16 [real]=sdpa,cudnn,compile [memory]=sdpa,sdpa-expandable
   [sweep]=captured,sdpa-captured,sdpa [breakdown]=as-is,graphs,planning,attention,cudnn,packing,master,trainer,all)
@@ -32,16 +34,12 @@ declare -A off=([as-is]="" [fusion]="--run.fused_norm false" [planning]="--run.p
   [attention]="--run.attention materialised" [cudnn]="--run.attention cudnn" [packing]="--run.packed false" [master]="--training.precision bf16-master"
   [trainer]="--training.precision bf16-master --training.trainer per_tensor")
 off[all]="${off[planning]} ${off[attention]} ${off[packing]} ${off[trainer]}"
-sweep_sizes=
 while [ $# -gt 0 ]; do
+  if take_flag "programs results out stages only precision flags sweep torch cases row-limit" "$@"; then
+    shift 2
+    continue
+  fi
   case "$1" in
-    --programs) programs=$2; shift ;;
-    --results) results=$2; shift ;;
-    --out) out=$2; shift ;;
-    --stages) stages=$2; shift ;;
-    --only) only=$2; shift ;;
-    --precision) precision=$2; shift ;;
-    --flags) flags=$2; shift ;;
     --limit)
       [[ -v limit[${2%%=*}] && ${2#*=} =~ ^[0-9]+$ ]] || { echo "gpu_train: --limit $2 is not STAGE=SECONDS" >&2; exit 2; }
       limit[${2%%=*}]=${2#*=}
@@ -50,17 +48,13 @@ while [ $# -gt 0 ]; do
       [[ -v variants[${2%%=*}] && $2 == *=?* ]] || { echo "gpu_train: --variants $2 is not STAGE=LIST" >&2; exit 2; }
       variants[${2%%=*}]=${2#*=}
       shift ;;
-    --sweep) sweep_sizes=$2; shift ;;
-    --cases) cases_given=,$2,; shift ;;
-    --row-limit)
-      [[ $2 =~ ^[0-9]+$ ]] || { echo "gpu_train: --row-limit $2 is not a number of seconds" >&2; exit 2; }
-      row_limit=$2
-      shift ;;
     --quick) quick=yes ;;
-    *) sed -n '2,23s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,24s/^# \{0,1\}//p' "$0"; exit 2 ;;
   esac
   shift
 done
+[[ $row_limit =~ ^[0-9]+$ ]] || { echo "gpu_train: --row-limit $row_limit is not a number of seconds" >&2; exit 2; }
+cases_given=${cases:+,$cases,} sweep_sizes=$sweep torch_given=$torch
 if [ "$stages" = ours ]; then stages=fixed,real,memory,sweep,breakdown only=ours; fi
 for stage in ${stages//,/ }; do
   [[ -v limit[$stage] ]] || { echo "gpu_train: no stage is called $stage" >&2; exit 2; }
@@ -70,14 +64,8 @@ for variant in ${variants[breakdown]//,/ }; do
 done
 case "$only" in '' | ours | torch) ;; *) echo "gpu_train: --only ours or torch, not $only" >&2; exit 2 ;; esac
 device=${FRIT_TRAIN_DEVICE:-cuda}  # cpu: tests this script where there is no GPU
-if [ "$device" = cuda ] && ! nvidia-smi >/dev/null 2>&1; then
-  echo "gpu_train: nvidia-smi finds no NVIDIA GPU here" >&2
-  exit 1
-fi
-if [ -z "$programs" ] && [ "$only" != torch ]; then
-  tools/install_deps.sh && tools/install_deps.sh --cuda && cmake --preset cuda && cmake --build --preset cuda --target gpu_programs || exit 1
-  programs=build/cuda
-fi
+[ "$device" != cuda ] || need_gpu gpu_train
+[ "$only" = torch ] || need_programs
 frit=$programs/frit
 if [ "$only" != torch ] && [ ! -x "$frit" ]; then
   echo "gpu_train: $frit is not there" >&2
@@ -128,7 +116,7 @@ theirs() {
   local stage=$1 begin=$SECONDS
   shift
   [ -n "$torch" ] || return 0
-  python3 "$@" --out "$results/torch_$stage.json" 2>"$results/logs/torch_$stage.log" || { status=1; tail -n 5 "$results/logs/torch_$stage.log"; }
+  python3 "$@" $torch_given --out "$results/torch_$stage.json" 2>"$results/logs/torch_$stage.log" || { status=1; tail -n 5 "$results/logs/torch_$stage.log"; }
   echo "   ($((SECONDS - begin)) s)"
 }
 lengths() {  # FILE ARGUMENTS OF make_batches.py...

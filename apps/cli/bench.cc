@@ -82,6 +82,31 @@ BatchLengths case_batches(const std::string& name, TrainConfig* config) {
   return {std::vector<std::pair<int64_t, int64_t>>(static_cast<size_t>(sentences), {tokens, tokens})};
 }
 
+// A case is a model and its batch: the configuration must not say something else of them. Sets what the case says.
+// Errors: UsageError naming the key.
+BatchLengths apply_case(const std::string& name, TrainConfig* config, const Overrides& overrides) {
+  TrainConfig given = *config, usual, wanted;
+  const BatchLengths batches = case_batches(name, config);
+  case_batches(name, &wanted);
+  TrainConfig set = *config;
+  const auto given_keys = config_keys(given), usual_keys = config_keys(usual), wanted_keys = config_keys(wanted),
+             set_keys = config_keys(set);
+  const auto same = [](const ConfigKey& a, const ConfigKey& b) {
+    return std::visit([&](auto* value) { return *value == *std::get<decltype(value)>(b.field); }, a.field);
+  };
+  for (size_t i = 0; i < given_keys.size(); ++i) {
+    const std::string& key = given_keys[i].name;
+    const bool changed = !same(given_keys[i], usual_keys[i]);
+    const bool mentioned = changed || std::any_of(overrides.begin(), overrides.end(),
+                                                  [&](const auto& override) { return override.first == key; });
+    const bool other_model = key.starts_with("model.") && same(wanted_keys[i], usual_keys[i]) && changed;
+    if (other_model || (mentioned && !same(given_keys[i], set_keys[i])))
+      throw UsageError(
+          fmt::format("--case {} says what is measured, and {} says something else: leave one of them out", name, key));
+  }
+  return batches;
+}
+
 // Batches as training makes them from text: lengths are lognormal (median 21 tokens, sigma 0.6, 2 to 250), sorted, and
 // neither side of a batch exceeds the budget. The distribution is that of bench/peers/make_batches.py.
 BatchLengths usual_batches(int64_t batch_tokens, int64_t count) {
@@ -114,7 +139,7 @@ BatchLengths usual_batches(int64_t batch_tokens, int64_t count) {
 int bench_step(const StepBench& o, const Overrides& overrides) {
   TrainConfig config = load_config(o.config, overrides);
   BatchLengths batches;
-  if (!o.model_case.empty()) batches = case_batches(o.model_case, &config);
+  if (!o.model_case.empty()) batches = apply_case(o.model_case, &config, overrides);
   if (!batches.empty() && !o.lengths.empty())
     throw UsageError(
         fmt::format("--case {} says what a batch is, and so does --lengths: give mt-base or mt-big", o.model_case));

@@ -34,7 +34,7 @@ void add_plan(CLI::App& app, const Overrides& overrides, Action* action) {
   sub->add_option("--sentence-tokens", o->plan.sentence_tokens, "Length of a sentence, for the cost of attention")
       ->type_name("N")
       ->check(CLI::Range(1, kMostCount));
-  sub->add_flag("--measure", o->plan.measure, "Time a product and a copy on this machine, to estimate a step's time");
+  sub->add_flag("--measure", o->plan.measure, "Time a product and a copy on run.device, to estimate a step's time");
   describe_overrides(*sub);
   sub->footer(
       "The arena is planned for the largest batch. Nothing is read but the configuration, and nothing is written.\n\n"

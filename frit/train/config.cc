@@ -112,7 +112,8 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
 
       {"training.precision",
        &t.precision,
-       "What parameters, gradients and activations are kept in; fp16 needs a GPU. Empty: fp32 on the CPU, bf16-master on "
+       "What parameters, gradients and activations are kept in; fp16 needs a GPU. Empty: fp32 on the CPU, bf16-master "
+       "on "
        "a GPU.",
        {"", "fp32", "bf16-master", "bf16-stochastic", "bf16-residual", "fp16-master", "fp16-stochastic"}},
       {"training.batch_tokens",
@@ -553,8 +554,8 @@ void validate_config(const TrainConfig& config) {
   const std::string precision = precision_of(config);
   need(config.run.device != "cpu" || !precision.starts_with("fp16"), "training.precision", t.precision,
        "another with run.device cpu");
-  need(t.trainer != "per_tensor" || t.precision == "fp32" || t.precision.ends_with("-master"), "training.trainer",
-       t.trainer, fmt::format("fused with training.precision {}, which has no fp32 parameters", t.precision));
+  need(t.trainer != "per_tensor" || precision == "fp32" || precision.ends_with("-master"), "training.trainer",
+       t.trainer, fmt::format("fused with training.precision {}, which has no fp32 parameters", precision));
   need(t.loss_scale >= 0x1p-14 && t.loss_scale <= 0x1p24, "training.loss_scale", t.loss_scale, "2^-14 to 2^24");
   need(t.loss_scale_growth >= 0, "training.loss_scale_growth", t.loss_scale_growth, "0 or more");
   need(config.run.device == "cpu" || config.run.gemm.empty(), "run.gemm", config.run.gemm,

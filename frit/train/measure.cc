@@ -35,8 +35,14 @@ std::string TrainingMeasurement::to_json(std::string_view model_case) const {
   j["library_mib"] = static_cast<double>(library_bytes) / (1 << 20);
   j["peak_mib"] = static_cast<double>(workspace_bytes + arena_bytes + library_bytes) / (1 << 20);
   j["products_tuned"] = products_tuned;
+  if (!attention.empty()) j["attention"] = attention, j["attention_us"] = attention_us;
   j["ms"] = ms;
   if (!parts_us.empty()) j["parts_us"] = parts_us;
+  if (floor) {
+    // Of the first batch alone, as the parts are: all batches have its floor only where they are of one size.
+    j["floor_ms"] = floor->ms(), j["floor_update_ms"] = floor->update_ms;
+    j["of_floor"] = floor->ms() / (parts_us.at("all") / 1e3), j["copy_gb_per_s"] = copy_bytes_per_s / 1e9;
+  }
   j["peak_rss_mib"] = static_cast<double>(peak_rss_bytes) / (1 << 20);
   return j.dump();
 }
@@ -100,11 +106,16 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
   m.steps = steps, m.parameters = model.workspace().layout().parameters();
   m.threads = pool.threads(), m.precision = precision_of(config), m.device = gpu ? gpu->name() : "cpu";
   const Clock::time_point begin = Clock::now();
-  TrainingStep step(model, pool, step_settings(config, model.workspace()), gpu.get());
-  for (const Batch& b : batches) step.plan(TrainingStep::Kind::kTrain, TrainingStep::batch_size(b));
-  step.reserve();
   Tuning tuning;
-  if (gpu) m.products_tuned = tune_training(*gpu, tuning);
+  TrainingStep step(model, pool, step_settings(config, model.workspace()), gpu.get());
+  std::vector<BatchSize> batch_sizes;
+  for (const Batch& b : batches) batch_sizes.push_back(TrainingStep::batch_size(b));
+  if (gpu)
+    for (const AttentionChoice& c : step.tune_attention(batch_sizes, tuning, kAttentionSeconds, true))
+      m.attention[c.key] = c.chosen, m.attention_us[c.key] = c.us;
+  for (const BatchSize& size : batch_sizes) step.plan(TrainingStep::Kind::kTrain, size);
+  step.reserve();
+  if (gpu) m.products_tuned = gpu->tune_products(tuning);
   const double rates[] = {1e-4};
   int64_t attempt = 0;
   const auto put = [&] {
@@ -144,7 +155,10 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
     while (auto r = take(step.on_the_way() == TrainingStep::kAhead)) note(*r);
   }
   while (auto r = take(true)) note(*r);
-  m.total_tokens_per_s = all_tokens / seconds(start, Clock::now());
+  const double total_s = seconds(start, Clock::now());
+  m.total_tokens_per_s = all_tokens / total_s;
+  // The device's clock runs from the end of one step to that of the next: a first step that is the only one has none.
+  if (m.ms.empty()) m.ms = {1e3 * total_s / static_cast<double>(steps)}, rates_seen = {m.total_tokens_per_s};
   if (warm == 0) m.first_step_s = seconds(begin, Clock::now());
   if (gpu) {
     step.set_timing(true);
@@ -153,7 +167,11 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
       if (const auto r = take(true)) phases(*r);
     }
   }
-  if (gpu && parts) m.parts_us = step.time_parts(batches[0], 10);
+  if (gpu && parts) {
+    m.parts_us = step.time_parts(batches[0], 10);
+    m.copy_bytes_per_s = step.time_copy(10);
+    m.floor = step_floor(m.parts_us, m.parameters, m.copy_bytes_per_s);
+  }
   m.tokens_per_s = median(rates_seen), m.step_ms = median(m.ms);
   m.forward_ms = median(forward), m.backward_ms = median(backward), m.update_ms = median(update);
   m.workspace_bytes = model.workspace().bytes() + static_cast<int64_t>(step.extra_bytes());

@@ -2,12 +2,14 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "frit/train/config.h"
+#include "frit/train/floor.h"
 
 namespace frit {
 
@@ -27,10 +29,15 @@ struct TrainingMeasurement {
   std::vector<double> ms;                                              // of each step
   double first_step_s = 0;     // from nothing but the weights to the end of the first step: planning, tuning
   int64_t products_tuned = 0;  // shapes of products that were timed before
-  double loss = 0;             // of the last step, nats a target token
+  // Of each kind of attention that was timed (attention_key): what runs, and the microseconds of all that take it.
+  std::map<std::string, std::string> attention;
+  std::map<std::string, std::map<std::string, double>> attention_us;
+  double loss = 0;  // of the last step, nats a target token
   int64_t workspace_bytes = 0, arena_bytes = 0, library_bytes = 0, peak_rss_bytes = 0;
   // model_case: a name for what was measured; may be empty.
   std::map<std::string, double> parts_us;  // TrainingStep::time_parts of the first batch, if asked for
+  std::optional<StepFloor> floor;          // with the parts
+  double copy_bytes_per_s = 0;             // and what the update's share of it was reckoned with
   std::string to_json(std::string_view model_case = {}) const;
 };
 

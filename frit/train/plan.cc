@@ -11,6 +11,7 @@
 #include "frit/core/error.h"
 #include "frit/ops/gemm/gemm.h"
 #include "frit/ops/optimizer/per_tensor.h"
+#include "frit/simt/copy.h"
 #include "frit/train/prepare.h"
 #include "frit/train/progress.h"
 #include "frit/train/trainer.h"
@@ -48,28 +49,65 @@ double best_seconds(int times, Run&& run) {
   return best;
 }
 
-void measure_machine(const TrainConfig& config, const TransformerConfig& sizes, TrainingPlan& plan) {
+// A product of the model's own width, and a copy too large for caches.
+struct Measured {
+  int64_t rows, cols, inner;
+  DType dtype;
+  static constexpr int64_t kCopyBytes = 64 << 20;
+  void keep(double product_s, double copy_s, TrainingPlan& plan) const {
+    plan.flops_per_s = 2.0 * static_cast<double>(rows * cols * inner) / product_s;
+    plan.bytes_per_s = 2.0 * static_cast<double>(kCopyBytes) / copy_s;
+  }
+};
+
+void measure_cpu(const TrainConfig& config, const Measured& what, TrainingPlan& plan) {
   ThreadPool pool(static_cast<int>(config.run.threads));
   Memory memory;
   Context context(pool, memory);
-  // A product of the model's own width; a copy too large for the caches.
-  const int64_t rows = 1024, cols = sizes.d_model, inner = sizes.encoder_ffn_dim;
-  const DType dtype = compute_dtype(parse_precision(precision_of(config)));
-  const Buffer x = context.allocate({rows, inner}, dtype, "x"), w = context.allocate({cols, inner}, dtype, "w"),
-               y = context.allocate({rows, cols}, dtype, "y");
+  const Buffer x = context.allocate({what.rows, what.inner}, what.dtype, "x"),
+               w = context.allocate({what.cols, what.inner}, what.dtype, "w"),
+               y = context.allocate({what.rows, what.cols}, what.dtype, "y");
   std::memset(x->raw(), 0, static_cast<size_t>(x->bytes()));
   std::memset(w->raw(), 0, static_cast<size_t>(w->bytes()));
   const double product_s = best_seconds(5, [&] { linear(context, x, w, {}, y); });
-  plan.flops_per_s = 2.0 * static_cast<double>(rows * cols * inner) / product_s;
-  constexpr int64_t kBytes = 64 << 20;
-  const Block from = allocate_block(kBytes), to = allocate_block(kBytes);
-  std::memset(from.get(), 1, kBytes), std::memset(to.get(), 2, kBytes);
+  const Block from = allocate_block(Measured::kCopyBytes), to = allocate_block(Measured::kCopyBytes);
+  std::memset(from.get(), 1, Measured::kCopyBytes), std::memset(to.get(), 2, Measured::kCopyBytes);
   const double copy_s = best_seconds(3, [&] {
-    pool.parallel_for(kBytes, 1 << 20, [&](int64_t begin, int64_t end, int) {
+    pool.parallel_for(Measured::kCopyBytes, 1 << 20, [&](int64_t begin, int64_t end, int) {
       std::memcpy(to.get() + begin, from.get() + begin, static_cast<size_t>(end - begin));
     });
   });
-  plan.bytes_per_s = 2.0 * static_cast<double>(kBytes) / copy_s;
+  what.keep(product_s, copy_s, plan);
+  plan.measured_on = fmt::format("{} CPU threads", pool.threads());
+}
+
+void measure_gpu(Gpu& gpu, const Measured& what, TrainingPlan& plan) {
+  ThreadPool pool(1);
+  Memory memory(&gpu);
+  Context context(pool, memory, &gpu);
+  const auto filled = [&](Shape shape, DType dtype, const char* name) {
+    Buffer buffer = context.allocate(shape, dtype, name);
+    gpu.fill(buffer->raw(), 0x3c, static_cast<size_t>(buffer->bytes()));  // small numbers: zeros would be faster
+    return buffer;
+  };
+  const Buffer x = filled({what.rows, what.inner}, what.dtype, "x"),
+               w = filled({what.cols, what.inner}, what.dtype, "w"),
+               y = filled({what.rows, what.cols}, what.dtype, "y"),
+               from = filled({Measured::kCopyBytes}, DType::kU8, "from"),
+               to = filled({Measured::kCopyBytes}, DType::kU8, "to");
+  const auto product = [&] { linear(context, x, w, {}, y); };
+  memory.begin_recording();  // notes it, so that its algorithm is chosen as training does
+  product();
+  memory.end_recording();
+  Tuning tuning;
+  gpu.tune_products(tuning);
+  const auto best_s = [&](const std::function<void()>& work) {
+    const std::vector<double> us = gpu.time_graph(work, 10);
+    return 1e-6 * *std::min_element(us.begin(), us.end());
+  };
+  const double product_s = best_s(product);
+  what.keep(product_s, best_s([&] { copy_gpu(context, from, to); }), plan);
+  plan.measured_on = gpu.name();
 }
 
 void append_items(std::string& text, const std::vector<TrainingPlan::Item>& items, int largest) {
@@ -175,7 +213,15 @@ TrainingPlan plan_training(const TrainConfig& given, const TrainingPlanOptions& 
   plan.available_bytes = available_memory(plan.machine_bytes);
   if (gpu && gpu->bytes_free() > 0) plan.machine_bytes = plan.available_bytes = static_cast<int64_t>(gpu->bytes_free());
   if (options.measure) {
-    measure_machine(config, sizes, plan);
+    const DType dtype = compute_dtype(w.precision());
+    if (gpu && !built_with_cuda())
+      fail("[plan] run.device simulator has no clock: nothing to measure; run.device cpu or cuda has one");
+    // A GPU needs more rows to be busy, and has them.
+    const Measured what{gpu ? t.batch_tokens : 1024, sizes.d_model, sizes.encoder_ffn_dim, dtype};
+    if (gpu)
+      measure_gpu(*gpu, what, plan);
+    else
+      measure_cpu(config, what, plan);
     plan.step_s = plan.product_flops / plan.flops_per_s +
                   static_cast<double>(plan.moved_bytes + plan.update_bytes) / plan.bytes_per_s;
   }
@@ -234,10 +280,9 @@ std::string TrainingPlan::to_string(int largest) const {
       product_flops / 1e9, size_text(moved_bytes), size_text(update_bytes));
   if (step_s > 0)
     text += fmt::format(
-        "  {:>10.2f} s  estimated: products at {:.1f} GFLOP/s and bytes at {:.1f} GB/s, as measured just now; {} "
-        "target "
-        "tokens/s\n",
-        step_s, flops_per_s / 1e9, bytes_per_s / 1e9,
+        "  {:>10.2f} s  estimated: products at {:.1f} GFLOP/s and bytes at {:.1f} GB/s, as measured just now on "
+        "{}; {} target tokens/s\n",
+        step_s, flops_per_s / 1e9, bytes_per_s / 1e9, measured_on,
         format_count(static_cast<int64_t>(static_cast<double>(target_tokens * accumulate) / step_s)));
   return text;
 }

@@ -12,7 +12,7 @@ namespace frit {
 
 struct TrainingPlanOptions {
   int64_t sentence_tokens = 25;  // length of the sentences that the largest batch is assumed to hold, either side
-  bool measure = false;          // time a product and a copy on this machine for an estimate of a step's time
+  bool measure = false;          // time a product and a copy on the device for an estimate of a step's time
 };
 
 // Bytes and operations of one training step on the largest batch: batch_tokens source and as many target tokens.
@@ -39,8 +39,9 @@ struct TrainingPlan {
   int64_t source_tokens = 0, target_tokens = 0, accumulate = 1;  // tokens of a batch, batches of an update
   double product_flops = 0;
   int64_t moved_bytes = 0, update_bytes = 0;
-  // This machine: measured if asked (else 0).
+  // The device, if it was to be measured (else 0), and its name.
   double flops_per_s = 0, bytes_per_s = 0;
+  std::string measured_on;
   double step_s = 0;  // products at the measured rate, then everything moved at the measured rate;
 
   int64_t machine_bytes = 0, available_bytes = 0;  // RAM in all, and free for use now
@@ -51,7 +52,8 @@ struct TrainingPlan {
 };
 
 // Reserves address space for the model but touches none of it; reads no training text. Errors: frit::Error for a
-// configuration that cannot work; std::bad_alloc if the system does not even reserve the memory.
+// configuration that cannot work, and for measuring the simulator, which has no clock; std::bad_alloc if the system
+// does not even reserve the memory.
 TrainingPlan plan_training(const TrainConfig& config, const TrainingPlanOptions& options = {});
 
 // The largest token budget, a multiple of 256, whose steps fit into `bytes` of a GPU's memory: weights, gradients and

@@ -325,10 +325,6 @@ std::unique_ptr<Gpu> training_gpu(const TrainConfig& config) {
   return make_gpu();
 }
 
-int64_t tune_training(Gpu& gpu, Tuning& tuning) {
-  return gpu.tune_products(tuning);
-}
-
 Transformer::Options training_options(const TrainConfig& config, Gpu* gpu) {
   const auto& t = config.training;
   Transformer::Options options;

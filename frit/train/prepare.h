@@ -59,9 +59,6 @@ BatcherOptions valid_batches(const TrainConfig& config, const TransformerConfig&
 
 // The GPU that run.device names; nullptr: the CPU. Errors: frit::Error if there is none, or this build has no CUDA.
 std::unique_ptr<Gpu> training_gpu(const TrainConfig& config);
-// Times the kinds of products that steps planned so far will run and `tuning` does not know, and uses the fastest from
-// now on. Returns how many there were. `tuning` must outlive the gpu's use.
-int64_t tune_training(Gpu& gpu, Tuning& tuning);
 // The size of a batch of so many tokens on either side (0: training.batch_tokens), all of the longest sentences let in.
 BatchSize full_batch(const TrainConfig& config, int64_t tokens = 0);
 StepSettings step_settings(const TrainConfig& config, const Workspace& workspace);

@@ -8,6 +8,7 @@
 #include "frit/ops/attention/attention.h"
 #include "frit/ops/gradient_norm/gradient_norm.h"
 #include "frit/ops/optimizer/per_tensor.h"
+#include "frit/simt/copy.h"
 
 namespace frit {
 namespace {
@@ -44,6 +45,11 @@ class Replay {
 // Waits without a call that the GPU's run time would have to serve at once.
 void wait_for(GpuEvent& event) {
   while (!event.done()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
 }
 
 constexpr std::string_view kOperators[] = {
@@ -266,11 +272,71 @@ void pad_batch(const Batch& batch, int32_t pad, Batch* padded) {
   }
 }
 
-TrainingStep::Extent TrainingStep::extent_of(const BatchSize& given) const {
+namespace {
+// The self-attention of one side. Cross-attention goes by the larger of both.
+AttentionShape attention_shape(const Transformer& model, bool training, bool causal, int64_t tokens, int64_t longest,
+                               int64_t sentences) {
+  const TransformerConfig& c = model.config();
+  const int64_t heads = causal ? c.decoder_heads : c.encoder_heads;
+  return {.dtype = compute_dtype(model.workspace().precision()),
+          .heads = heads,
+          .width = c.d_model / heads,
+          .tokens = round_up_tokens(tokens),
+          .sequences = std::max<int64_t>(sentences, 1),
+          .longest = std::max<int64_t>(longest, 1),
+          .causal = causal,
+          .p_drop = training ? static_cast<float>(c.attention_dropout) : 0.0f};
+}
+// What decides about a batch: the encoder's, the decoder's, and the cross-attention's.
+std::array<AttentionShape, 3> attention_shapes(const Transformer& model, bool training, const BatchSize& size) {
+  AttentionShape cross = attention_shape(model, training, false, std::max(size.source_tokens, size.target_tokens),
+                                         std::max(size.longest_source, size.longest_target), size.sentences);
+  cross.heads = model.config().decoder_heads, cross.width = model.config().d_model / cross.heads;
+  return {attention_shape(model, training, false, size.source_tokens, size.longest_source, size.sentences),
+          attention_shape(model, training, true, size.target_tokens, size.longest_target, size.sentences), cross};
+}
+}  // namespace
+
+std::vector<AttentionChoice> TrainingStep::tune_attention(const std::vector<BatchSize>& sizes, Tuning& tuning,
+                                                          double seconds, bool again, AttentionTimer timer) {
+  FRIT_CHECK(gpu_ && plans_.empty() && unplanned_.empty(), "[train] attention is chosen on a GPU, before plans");
+  context_.set_tuning(&tuning);
+  attention_tuned_ = settings_.attention.empty();
+  if (!attention_tuned_ || (!timer && !built_with_cuda())) return {};
+  if (!timer)
+    timer = [this](const AttentionShape& shape, std::string_view implementation) {
+      return time_attention(*gpu_, context_.pool(), shape, implementation);
+    };
+  std::map<std::string, AttentionShape> largest;  // of each key
+  for (const BatchSize& given : sizes) {
+    const BatchSize size = settings_.packed ? given : padded_size(given);
+    for (const AttentionShape& shape : attention_shapes(model_, true, size)) {
+      const auto [at, added] = largest.emplace(attention_key(attention_args(shape)), shape);
+      if (!added && shape.tokens > at->second.tokens) at->second = shape;
+    }
+  }
+  std::vector<AttentionShape> shapes;
+  for (const auto& [key, shape] : largest) shapes.push_back(shape);
+  std::stable_sort(shapes.begin(), shapes.end(), [](const AttentionShape& a, const AttentionShape& b) {
+    return a.tokens * a.longest > b.tokens * b.longest;
+  });
+  return choose_attention(context_, shapes, tuning, seconds, again, timer);
+}
+
+bool TrainingStep::is_short(Kind kind, const BatchSize& size) const {
+  if (!short_attention_ || std::max(size.longest_source, size.longest_target) > kAttentionShortLongest) return false;
+  if (!attention_tuned_) return true;
+  for (const AttentionShape& shape : attention_shapes(model_, kind != Kind::kEvaluate, size)) {
+    const std::string_view chosen = context_.tuning()->find(kAttentionTuning, attention_key(attention_args(shape)));
+    if (!chosen.empty() && chosen != "short" && chosen != kAttentionByOrder) return false;
+  }
+  return true;
+}
+
+TrainingStep::Extent TrainingStep::extent_of(Kind kind, const BatchSize& given) const {
   const BatchSize size = settings_.packed ? given : padded_size(given);
   Extent extent{round_up_tokens(size.source_tokens), round_up_tokens(size.target_tokens)};
-  if (!gpu_ || (short_attention_ && std::max(size.longest_source, size.longest_target) <= kAttentionShortLongest))
-    return extent;
+  if (!gpu_ || is_short(kind, size)) return extent;
   const auto longest = [](int64_t length) {
     return attention_rounded(std::max<int64_t>(length, 1), kAttentionLengthStep);
   };
@@ -280,7 +346,7 @@ TrainingStep::Extent TrainingStep::extent_of(const BatchSize& given) const {
 }
 
 std::vector<Lifetime> TrainingStep::record(Kind kind, const BatchSize& size) {
-  const Extent extent = extent_of(size);
+  const Extent extent = extent_of(kind, size);
   BatchView batch =
       BatchView::planned(std::max<int64_t>(extent.sequences, 1), extent.source_tokens, extent.target_tokens);
   batch.max_source = extent.sequences > 0 ? extent.longest_source : std::max<int64_t>(size.longest_source, 1);
@@ -302,16 +368,29 @@ std::vector<Lifetime> TrainingStep::record(Kind kind, const BatchSize& size) {
 }
 
 const Plan* TrainingStep::plan(Kind kind, const BatchSize& size) {
-  const Key key{kind, extent_of(size)};
+  const Key key{kind, extent_of(kind, size)};
   if (!planned()) {
     if (gpu_ && unplanned_.insert(key).second) record(kind, size);
     return nullptr;
   }
+  use(key.second);
   const auto found = plans_.find(key);
   if (found != plans_.end()) return &found->second;
   const Plan& made = plans_.emplace(key, plan_memory(record(kind, size))).first->second;
   note(made);
   return &made;
+}
+
+// Rounded lengths and numbers of sequences have no end of combinations: those that came longest ago are forgotten.
+void TrainingStep::use(const Extent& extent) {
+  if (extent.sequences == 0) return;
+  last_used_[extent] = ++uses_;
+  if (static_cast<int64_t>(last_used_.size()) <= std::max<int64_t>(settings_.most_lengths, 1)) return;
+  const auto oldest = std::min_element(last_used_.begin(), last_used_.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  for (const Kind kind : {Kind::kTrain, Kind::kAccumulate, Kind::kEvaluate}) plans_.erase({kind, oldest->first});
+  for (const bool adds : {false, true}) graphs_.erase({oldest->first, adds});
+  last_used_.erase(oldest);
 }
 
 void TrainingStep::note(const Plan& plan) {
@@ -362,13 +441,13 @@ const Plan* TrainingStep::ready(Kind kind, const Batch& batch) {
   return found;
 }
 
-BatchView TrainingStep::place(const Batch& given) {
+BatchView TrainingStep::place(Kind kind, const Batch& given) {
   if (!settings_.packed) pad_batch(given, static_cast<int32_t>(model_.config().pad_id), &padded_);
   const Batch& batch = settings_.packed ? given : padded_;
   if (!gpu_) return BatchView::of(batch);
   // Ids and labels, each filled up, then the offsets; each part begins at a multiple of kAlignment.
   const BatchSize size = batch_size(given);
-  const Extent extent = extent_of(size);
+  const Extent extent = extent_of(kind, size);
   const int64_t source = extent.source_tokens, target = extent.target_tokens;
   const auto sequences = static_cast<int64_t>(batch.source_offsets.size());
   struct Part {
@@ -448,8 +527,9 @@ void TrainingStep::begin(int64_t attempt, int64_t step_tokens, std::span<const d
 void TrainingStep::forward_backward(const Batch& batch, int64_t stream) {
   const GpuRange range(gpu_, "forward and backward");
   context_.set_random(settings_.seed, static_cast<uint32_t>(attempt_), static_cast<uint32_t>(stream));
-  const Plan* plan = ready(stream > 0 ? Kind::kAccumulate : Kind::kTrain, batch);
-  const BatchView view = place(batch);
+  const Kind kind = stream > 0 ? Kind::kAccumulate : Kind::kTrain;
+  const Plan* plan = ready(kind, batch);
+  const BatchView view = place(kind, batch);
   Slot& slot = *slots_[static_cast<size_t>(attempts_done_) % slots_.size()];
   StepOptions options = step_options(stream > 0);
   if (timing_) options.backward_begins = [&slot] { slot.mark(Slot::kForward); };
@@ -458,7 +538,7 @@ void TrainingStep::forward_backward(const Batch& batch, int64_t stream) {
     model_.train_step(context_, view, scale_, totals_, options);
     replay.finish();
   };
-  run(plan && gpu_ ? &graphs_[{extent_of(batch_size(batch)), stream > 0}] : nullptr, work);
+  run(plan && gpu_ ? &graphs_[{extent_of(kind, batch_size(batch)), stream > 0}] : nullptr, work);
   if (timing_) slot.mark(Slot::kBackward);
 }
 
@@ -530,7 +610,7 @@ void TrainingStep::evaluate(const Batch& batch) {
   CriterionOptions criterion = settings_.criterion;
   criterion.smoothing = 0;
   const Plan* plan = ready(Kind::kEvaluate, batch);
-  const BatchView view = place(batch);
+  const BatchView view = place(Kind::kEvaluate, batch);
   Replay replay(memory_, plan);
   model_.evaluate(context_, view, evaluation_, criterion, std::exchange(evaluating_, true));
   replay.finish();
@@ -559,10 +639,11 @@ double TrainingStep::sum_of_squares(const Tensor& block) {
   return squares;
 }
 
-std::map<std::string, double> TrainingStep::time_parts(const Batch& batch, int replays) {
+std::map<std::string, double> TrainingStep::time_parts(const Batch& batch, int replays,
+                                                       const std::vector<std::string>& only) {
   FRIT_CHECK(gpu_ && on_the_way() == 0, "[train] parts are timed on a GPU, between steps");
   const Plan* plan = ready(Kind::kTrain, batch);
-  const BatchView view = place(batch);
+  const BatchView view = place(Kind::kTrain, batch);
   const auto work = [&] {
     {
       Replay replay(memory_, plan);
@@ -575,8 +656,7 @@ std::map<std::string, double> TrainingStep::time_parts(const Batch& batch, int r
     gpu_->set_filter(std::move(runs));
     std::vector<double> times = gpu_->time_graph(work, replays);
     gpu_->set_filter(nullptr);
-    std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
-    return times[times.size() / 2];
+    return median(std::move(times));
   };
   // Kernels of one operator belong together: one reads what another wrote.
   const auto part_of = [](std::string_view name) {
@@ -584,15 +664,27 @@ std::map<std::string, double> TrainingStep::time_parts(const Batch& batch, int r
       if (name.starts_with(op)) return op;
     return name;
   };
-  std::set<std::string, std::less<>> names;
+  std::set<std::string, std::less<>> names(only.begin(), only.end());
   std::map<std::string, double> parts;
-  parts["all"] = time([&](std::string_view name) {
-    if (names.find(part_of(name)) == names.end()) names.emplace(part_of(name));
-    return true;
-  });
+  if (only.empty())
+    parts["all"] = time([&](std::string_view name) {
+      if (names.find(part_of(name)) == names.end()) names.emplace(part_of(name));
+      return true;
+    });
   for (const std::string& part : names)
     parts[part] = time([&](std::string_view name) { return part_of(name) == part; });
   return parts;
+}
+
+double TrainingStep::time_copy(int replays) {
+  FRIT_CHECK(gpu_ && on_the_way() == 0, "[train] a copy is timed on a GPU, between steps");
+  const Workspace& w = model_.workspace();
+  const bool moments = w.moment1().defined() && w.moment2().defined();
+  const Tensor from = moments ? w.moment1() : w.parameters(), to = moments ? w.moment2() : w.gradients();
+  const int64_t bytes = std::min(from.bytes(), to.bytes()) / 16 * 16;
+  const auto raw = [&](const Tensor& t) { return Tensor(t.raw(), DType::kU8, {bytes}, t.device()); };
+  const double us = median(gpu_->time_graph([&] { copy_gpu(context_, raw(from), raw(to)); }, replays));
+  return 2e6 * static_cast<double>(bytes) / us;
 }
 
 TrainingStep::Numbers TrainingStep::numbers() {

@@ -20,6 +20,7 @@
 #include "frit/memory/caching.h"
 #include "frit/memory/planner.h"
 #include "frit/models/transformer/transformer.h"
+#include "frit/ops/attention/timing.h"
 #include "frit/ops/optimizer/optimizer.h"
 
 namespace frit {
@@ -35,6 +36,9 @@ struct StepSettings {
   uint32_t seed = 1;             // of dropout; OptimizerArgs::seed is that of stochastic rounding
   std::string attention;         // forced implementations; empty: chosen
   std::string gemm, bias_gradient;
+  // On a GPU: how many batch sizes whose memory depends on lengths keep their plans and graphs; the one that was used
+  // longest ago goes.
+  int64_t most_lengths = 64;
   bool graphs = true;  // on a GPU: a batch size's steps are recorded as a graph when it comes the second time
   // What follows is there to be switched off, to see what it is worth.
   bool planned_memory = true;      // false: temporaries come from a CachingMemory (on the CPU from the heap); no graphs
@@ -52,6 +56,9 @@ BatchSize padded_size(const BatchSize& size);
 // Numbers of tokens are rounded up to a multiple of this for planning: one plan serves all batches of a key. On a GPU
 // batches are filled up to it.
 constexpr int64_t kPlanTokens = 256;
+
+// What choosing an attention may take before the first step: see TrainingStep::tune_attention.
+constexpr double kAttentionSeconds = 2;
 
 // What one update did.
 struct StepResult {
@@ -88,6 +95,12 @@ class TrainingStep {
   // the length of every sentence, so that no plan serves all batches of a key. Forward and backward then allocate.
   bool planned() const { return settings_.planned_memory && (gpu_ || settings_.attention != "materialised"); }
   static BatchSize batch_size(const Batch& batch);
+  // Before the first plan(), on a GPU: for batches of these sizes, times the implementations of attention that take
+  // them, and uses the fastest from now on: see choose_attention. `tuning` also keeps products (Gpu::tune_products),
+  // and must outlive this. In the simulator, which has no clock, only with a timer. Nothing is timed if run.attention
+  // forces one.
+  std::vector<AttentionChoice> tune_attention(const std::vector<BatchSize>& sizes, Tuning& tuning, double seconds,
+                                              bool again, AttentionTimer timer = {});
   // The plan for batches of this size, recorded if its key is new; nullptr if !planned(): on a GPU such a size's work
   // is recorded all the same, so that its products are known and can be timed.
   const Plan* plan(Kind kind, const BatchSize& size);
@@ -106,6 +119,7 @@ class TrainingStep {
   // Beside the workspace: the average of weights and what it sets aside, copies of gradients.
   size_t extra_bytes() const;
   int64_t plans() const { return static_cast<int64_t>(plans_.size()); }
+  int64_t graphs() const { return static_cast<int64_t>(graphs_.size()); }
 
   // Begins update number `attempt` (counted from 0, skipped ones included) over step_tokens target tokens in all.
   // rates[i] is the learning rate of update first + i (the first update is number 1): which one this will be is known
@@ -156,7 +170,11 @@ class TrainingStep {
   // Microseconds that each kind of work (kernels by name, "product", ...) of one step over `batch` takes when it runs
   // alone, and "all" of it: graphs replayed, the median. The weights are worth nothing afterwards. Errors: frit::Error
   // in the simulator, which has no clock.
-  std::map<std::string, double> time_parts(const Batch& batch, int replays);
+  // only: times these parts alone, and not "all".
+  std::map<std::string, double> time_parts(const Batch& batch, int replays, const std::vector<std::string>& only = {});
+  // Bytes a second, read and written together, of a plain copy between blocks of the workspace, which are worth nothing
+  // afterwards. Errors: as time_parts.
+  double time_copy(int replays);
 
   // Fills in the milliseconds of results from now on. Steps then run without graphs.
   void set_timing(bool timing) { timing_ = timing; }
@@ -171,7 +189,9 @@ class TrainingStep {
     int64_t source_tokens = 0, target_tokens = 0, sequences = 0, longest_source = 0, longest_target = 0;
     auto operator<=>(const Extent&) const = default;
   };
-  Extent extent_of(const BatchSize& size) const;
+  Extent extent_of(Kind kind, const BatchSize& size) const;
+  // Does "short" take every attention of such a batch? Its memory then depends on no length.
+  bool is_short(Kind kind, const BatchSize& size) const;
   using Key = std::pair<Kind, Extent>;
   struct Recorded {
     int64_t seen = 0;
@@ -183,11 +203,12 @@ class TrainingStep {
   const Plan* ready(Kind kind, const Batch& batch);
   const Plan* update_plan() const { return settings_.planned_memory ? &update_plan_ : nullptr; }
   void note(const Plan& plan);
+  void use(const Extent& extent);
   StepOptions step_options(bool accumulate);
   // Room on the GPU for any batch of as many tokens a side.
   void reserve_inputs(int64_t tokens);
   // The batch where the model lies, filled up on a GPU.
-  BatchView place(const Batch& given);
+  BatchView place(Kind kind, const Batch& given);
   template <typename Work>
   void run(Recorded* recorded, Work&& work);
   void to_device(const Tensor& to, const void* from);
@@ -223,11 +244,14 @@ class TrainingStep {
   bool evaluating_ = false;   // evaluation_ holds sums
   bool timing_ = false;
   bool short_attention_ = false;                   // "short" takes all heads while sequences are short enough
+  bool attention_tuned_ = false;                   // context_.tuning() may say otherwise
   std::vector<std::unique_ptr<Slot>> slots_;       // kAhead + 1 of them
   std::vector<std::unique_ptr<Staging>> staging_;  // batches on their way to the GPU
   size_t next_staging_ = 0;
   Block inputs_;  // the batch on the GPU
   size_t inputs_bytes_ = 0;
+  std::map<Extent, int64_t> last_used_;  // of those with lengths: the count below when it came last
+  int64_t uses_ = 0;
   std::map<std::pair<Extent, bool>, Recorded> graphs_;  // bool: gradients are added to
   Recorded update_graph_;
 };

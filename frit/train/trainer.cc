@@ -1,11 +1,8 @@
 #include "frit/train/trainer.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <ctime>
 #include <deque>
 #include <filesystem>
@@ -18,6 +15,7 @@
 #include "frit/data/prefetch.h"
 #include "frit/train/averaging.h"
 #include "frit/train/checkpoint_store.h"
+#include "frit/train/checkpoint_weights.h"
 #include "frit/train/early_stopping.h"
 #include "frit/train/metrics.h"
 #include "frit/train/period.h"
@@ -25,7 +23,11 @@
 #include "frit/train/prepare.h"
 #include "frit/train/progress.h"
 #include "frit/train/run_state.h"
+#include "frit/train/speed_report.h"
+#include "frit/train/swallowed_report.h"
 #include "frit/train/tensorboard.h"
+#include "frit/train/tuning_cache.h"
+#include "frit/train/update_dump.h"
 #include "frit/train/validation.h"
 
 namespace frit {
@@ -50,29 +52,6 @@ struct NullBuffer : std::streambuf {
   std::streamsize xsputn(const char*, std::streamsize n) override { return n; }
 };
 
-// A block of the workspace as checkpoints hold it: where it lies, or a copy of what lies on a GPU.
-class BlockBytes {
- public:
-  BlockBytes(const Workspace& workspace, const Tensor& block) : workspace_(workspace), block_(block) {
-    if (workspace.device()) copy_.resize(static_cast<size_t>(block.bytes()));
-  }
-  std::span<std::byte> bytes() {
-    if (workspace_.device()) return copy_;
-    return {static_cast<std::byte*>(block_.raw()), static_cast<size_t>(block_.bytes())};
-  }
-  void fetch() {
-    if (workspace_.device()) workspace_.read(block_, copy_.data());
-  }
-  void put_back() {
-    if (workspace_.device()) workspace_.write(block_, copy_.data());
-  }
-
- private:
-  const Workspace& workspace_;
-  Tensor block_;
-  std::vector<std::byte> copy_;
-};
-
 // While it lives, the model computes with the average of its weights, if there is one.
 class AverageInModel {
  public:
@@ -92,24 +71,19 @@ class AverageInModel {
   TrainingStep& step_;
 };
 
-// Where what timing found is kept from run to run: $XDG_CACHE_HOME/frit or ~/.cache/frit.
-fs::path cache_directory() {
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache && *cache) return fs::path(cache) / "frit";
-  if (const char* home = std::getenv("HOME"); home && *home) return fs::path(home) / ".cache" / "frit";
-  return fs::temp_directory_path() / "frit";
-}
+// Adds the time it lives to `seconds`; those inside of another one count once.
+class Aside {
+ public:
+  explicit Aside(double& seconds) : seconds_(seconds), before_(seconds) {}
+  ~Aside() { seconds_ = before_ + seconds_between(begin_, Clock::now()); }
+  Aside(const Aside&) = delete;
+  Aside& operator=(const Aside&) = delete;
 
-// A checkpoint's blocks of weights by name.
-std::vector<std::pair<const char*, Tensor>> named_blocks(const Workspace& w) {
-  std::vector<std::pair<const char*, Tensor>> blocks;
-  for (const auto& [name, block] : {std::pair{"parameters", w.parameters()},
-                                    {"master", w.master()},
-                                    {"residual", w.residual()},
-                                    {"moment1", w.moment1()},
-                                    {"moment2", w.moment2()}})
-    if (block.defined()) blocks.emplace_back(name, block);
-  return blocks;
-}
+ private:
+  double& seconds_;
+  double before_;
+  Clock::time_point begin_ = Clock::now();
+};
 
 }  // namespace
 
@@ -127,8 +101,8 @@ struct Trainer::Impl {
   TransformerConfig sizes;
   TokenFile train_file;
   std::optional<Batcher> batcher;
-  std::unique_ptr<Gpu> gpu;  // nullptr: training on the CPU
-  Tuning tuning;             // what timing found on it
+  std::unique_ptr<Gpu> gpu;           // nullptr: training on the CPU
+  std::optional<TuningCache> tuning;  // what timing found on it
   std::unique_ptr<Transformer> model;
   std::unique_ptr<TrainingStep> step;
   std::optional<EarlyStopper> early;
@@ -150,9 +124,9 @@ struct Trainer::Impl {
     BatchPosition position;
   };
   std::deque<OnTheWay> on_the_way;
-  bool dumping = false;  // run.dump_steps, in a run's first start alone
-  std::string dumped;    // of the update in hand
-  std::ofstream batches_file;
+  double aside_s = 0;              // of this process, spent on validations and checkpoints
+  int64_t attention_tuned = 0;     // kinds of attention that were timed here
+  std::optional<UpdateDump> dump;  // run.dump_steps, in a run's first start alone
 
   Impl(TrainConfig c, TrainerOutput o, TrainerHooks h)
       : config(std::move(c)),
@@ -217,15 +191,13 @@ struct Trainer::Impl {
   void save(bool interrupted, std::optional<double> metric = std::nullopt);
   void take_largest_batches(const std::optional<CheckpointInfo>& checkpoint);
   void plan();
+  void tune_attention(const std::vector<BatchSize>& batch_sizes);
   void tune();
   bool start_update(Prefetcher& prefetcher);
   void finish_updates(bool all);
   void finish_update(const OnTheWay& u, const StepResult& r);
   void show();
-  void dump(const Batch& batch, int64_t update, double rate);
-  void write_dump();
   void log_metrics();
-  void log_swallowed();
   bool validate();
   void finish_model();
 };
@@ -298,6 +270,7 @@ void Trainer::Impl::restore(const CheckpointInfo& checkpoint) {
 }
 
 void Trainer::Impl::save(bool interrupted, std::optional<double> metric) {
+  const Aside counted(aside_s);
   const Workspace& w = model->workspace();
   for (const Tensor& block : {w.parameters(), w.master()})
     if (block.defined() && !std::isfinite(step->sum_of_squares(block)))
@@ -351,34 +324,42 @@ void Trainer::Impl::take_largest_batches(const std::optional<CheckpointInfo>& ch
                   mib(static_cast<size_t>(free)), gpu->name()));
 }
 
-// Times what this GPU has to be asked: kinds of products that no earlier run has met. What a run was begun with, it
-// goes on with; a new one begins with what other runs on this kind of GPU found.
-void Trainer::Impl::tune() {
-  const fs::path own = run / "tuning.json", common = cache_directory() / "tuning.json";
-  tuning = Tuning::load(own.string(), gpu->name());
-  if (tuning.size() == 0) try {
-      tuning = Tuning::load(common.string(), gpu->name());
-    } catch (const Error& e) {
-      say(fmt::format("Note: {}; products are timed again", e.what()));
-    }
+// Times the implementations of attention where several take a batch, so that plans know which one runs.
+void Trainer::Impl::tune_attention(const std::vector<BatchSize>& batch_sizes) {
+  tuning.emplace(run, gpu->name(), [this](std::string_view text) { say(text); });
+  // A run that goes on times nothing: what it did not know when it began it left to the order.
+  if (!tuning->fresh()) {
+    step->tune_attention({}, tuning->tuning(), 0, false);
+    return;
+  }
   const Clock::time_point begin = Clock::now();
-  const int64_t found = tune_training(*gpu, tuning);
-  step->context().set_tuning(&tuning);
-  tuning.save(own.string(), gpu->name());
-  if (found == 0) return;
-  std::error_code error;
-  fs::create_directories(common.parent_path(), error);
-  if (error)
-    say(fmt::format("Note: {} cannot be made, so the next run times its products again: {}",
-                    common.parent_path().string(), error.message()));
-  else
-    try {
-      tuning.save(common.string(), gpu->name());
-    } catch (const Error& e) {
-      say(fmt::format("Note: the next run times its products again: {}", e.what()));
+  const auto choices =
+      step->tune_attention(batch_sizes, tuning->tuning(), kAttentionSeconds, true, hooks.attention_timer);
+  int64_t left = 0;
+  for (const AttentionChoice& c : choices) {
+    if (!c.failures.empty()) say(fmt::format("Note: attention {}: {}", c.key, c.failures));
+    if (c.chosen == kAttentionByOrder) {
+      ++left;
+      continue;
     }
-  say(fmt::format("Products: {} shapes timed in {:.1f} s, {} known", found, seconds_between(begin, Clock::now()),
-                  tuning.size()));
+    std::string times;
+    for (const auto& [name, us] : c.us) times += fmt::format("{}{} {:.0f} us", times.empty() ? "" : ", ", name, us);
+    say(fmt::format("Attention: {}: {} ({})", c.key, c.chosen, times));
+  }
+  attention_tuned = static_cast<int64_t>(choices.size()) - left;
+  if (!choices.empty())
+    say(fmt::format("Attention: {} kinds timed in {:.1f} s{}", attention_tuned, seconds_between(begin, Clock::now()),
+                    left > 0 ? fmt::format(", {} left to the usual order", left) : ""));
+}
+
+// Times kinds of products that no earlier run has met, and keeps what was found.
+void Trainer::Impl::tune() {
+  const Clock::time_point begin = Clock::now();
+  const int64_t found = gpu->tune_products(tuning->tuning());
+  tuning->save(found + attention_tuned > 0);
+  if (found > 0)
+    say(fmt::format("Products: {} shapes timed in {:.1f} s, {} known", found, seconds_between(begin, Clock::now()),
+                    tuning->tuning().size()));
 }
 
 // Plans every key of the first epoch and of validation, and reserves the arena.
@@ -389,10 +370,10 @@ void Trainer::Impl::plan() {
     if (config.training.accumulate > 1) step->plan(TrainingStep::Kind::kAccumulate, size);
   };
   // Sampling changes lengths from epoch to epoch, and takes as long as reading an epoch: the largest key will do.
-  if (config.data.subword_alpha == 0)
-    for (const BatchSize& size : batcher->sizes(0)) plan_step(size);
-  else
-    plan_step(full_batch(config));
+  const std::vector<BatchSize> batch_sizes =
+      config.data.subword_alpha == 0 ? batcher->sizes(0) : std::vector<BatchSize>{full_batch(config)};
+  if (gpu) tune_attention(batch_sizes);
+  for (const BatchSize& size : batch_sizes) plan_step(size);
   if (has_valid()) validation->plan(*step);
   if (!step->planned()) {
     if (gpu) tune();
@@ -406,7 +387,8 @@ void Trainer::Impl::plan() {
     const auto free = static_cast<int64_t>(gpu->bytes_free());
     const auto wanted = static_cast<int64_t>(step->peak());
     if (free > 0 && wanted > free) {
-      const int64_t all = free + model->workspace().bytes();
+      // What largest_batch_tokens counts itself is free again for it.
+      const int64_t all = free + model->workspace().bytes() + static_cast<int64_t>(step->extra_bytes());
       const int64_t tokens = largest_batch_tokens(config, sizes, *gpu, all);
       fail(
           "[train] training.batch_tokens {} does not fit: temporaries need {} and {} has {} free beside the weights. "
@@ -455,34 +437,14 @@ bool Trainer::Impl::start_update(Prefetcher& prefetcher) {
   for (int64_t i = 0; i < count; ++i) {
     if (i > 0 && stop_requested()) return false;
     const Batch& now = count == 1 ? *batch : micro[static_cast<size_t>(i)];
-    if (dumping && u.attempt < config.run.dump_steps) dump(now, u.attempt + 1, rates[on_the_way.size()]);
+    if (dump) dump->add(now, u.attempt + 1, rates[on_the_way.size()]);
     step->forward_backward(now, i);
   }
   if (hooks.before_update) hooks.before_update(u.attempt, model->workspace());
   step->update();
-  write_dump();
+  if (dump) dump->write();
   on_the_way.push_back(u);
   return true;
-}
-
-// Makes one line of batches.jsonl.
-void Trainer::Impl::dump(const Batch& batch, int64_t update, double rate) {
-  dumped += fmt::format("{{\"step\": {}, \"lr\": {}", update, rate);
-  for (const auto& [name, values] : {std::pair{"source_ids", &batch.source_ids},
-                                     {"source_offsets", &batch.source_offsets},
-                                     {"target_ids", &batch.target_ids},
-                                     {"labels", &batch.labels},
-                                     {"target_offsets", &batch.target_offsets}})
-    dumped += fmt::format(", \"{}\": [{}]", name, fmt::join(*values, ", "));
-  dumped += "}\n";
-}
-
-// Writes what was dumped of an update that is whole.
-void Trainer::Impl::write_dump() {
-  if (dumped.empty()) return;
-  if (!batches_file.is_open()) batches_file.open(run / "batches.jsonl", std::ios::trunc);
-  batches_file << std::exchange(dumped, {}) << std::flush;
-  if (!batches_file) fail("[train] cannot write {}", (run / "batches.jsonl").string());
 }
 
 // Takes in what updates did: those that are done, or all, waiting for them. Leaves room for another one.
@@ -555,28 +517,14 @@ void Trainer::Impl::log_metrics() {
     if (entry.tokens_per_s) tensorboard->scalar("train/tokens_per_s", *entry.tokens_per_s, state.updates, wall);
   }
   state.window_loss = 0, state.window_tokens = 0, state.window_seconds = now;
-  if (config.training.count_swallowed) log_swallowed();
-}
-
-// One line of swallowed.jsonl: of every tensor, the updates since the last line and how many were lost.
-void Trainer::Impl::log_swallowed() {
-  const std::vector<TrainingStep::Swallowed> tensors = step->swallowed();
-  int64_t updates = 0, lost = 0;
-  std::string line = fmt::format("{{\"step\": {}, \"tensors\": {{", state.updates);
-  for (const auto& t : tensors) {
-    updates += t.updates, lost += t.lost;
-    line += fmt::format("{}\"{}\": [{}, {}]", &t == &tensors.front() ? "" : ", ", t.name, t.updates, t.lost);
-  }
-  std::ofstream(run / "swallowed.jsonl", std::ios::app) << line << "}}\n";
-  say(fmt::format("Swallowed: {:.3f} % of {} updates of single parameters since the last line",
-                  updates > 0 ? 100.0 * static_cast<double>(lost) / static_cast<double>(updates) : 0.0,
-                  format_count(updates)));
+  if (config.training.count_swallowed) say(report_swallowed(run, state.updates, step->swallowed()));
 }
 
 // Loss, perplexity and translations of the validation text, with the averaged weights if there are any. False if
 // stopping was asked for before it was done.
 bool Trainer::Impl::validate() {
   const Clock::time_point begin = Clock::now();
+  const Aside counted(aside_s);
   std::optional<ValidationResult> result;
   {
     const AverageInModel averaged(*step);
@@ -640,29 +588,8 @@ void Trainer::Impl::finish_model() {
   Transformer::Options options;
   options.training = false;
   Transformer final_model(sizes, options);
-  const Workspace& trained = model->workspace();
-  const int64_t elements = trained.layout().elements();
-  const auto count = static_cast<size_t>(elements);
   const auto read = [&](const CheckpointInfo& checkpoint) {
-    std::vector<float> values(count);
-    const auto into = std::as_writable_bytes(std::span(values));
-    if (step->ema().defined()) {
-      read_blob(checkpoint, "ema", into);
-    } else if (trained.precision() == Precision::kF32) {
-      read_blob(checkpoint, "parameters", into);
-    } else if (trained.master().defined()) {
-      read_blob(checkpoint, "master", into);
-    } else {
-      std::vector<uint16_t> high(count), low(count);
-      read_blob(checkpoint, "parameters", std::as_writable_bytes(std::span(high)));
-      if (trained.residual().defined()) read_blob(checkpoint, "residual", std::as_writable_bytes(std::span(low)));
-      const bool half = trained.parameters().dtype() == DType::kF16;
-      for (size_t i = 0; i < count; ++i)
-        values[i] = trained.residual().defined() ? join_float({high[i], low[i]})
-                    : half                       ? static_cast<float>(float16::from_bits(high[i]))
-                                                 : static_cast<float>(bfloat16::from_bits(high[i]));
-    }
-    return values;
+    return read_weights(checkpoint, model->workspace(), step->ema().defined());
   };
   std::vector<float> values;
   if (sources.size() == 1) {
@@ -670,7 +597,7 @@ void Trainer::Impl::finish_model() {
   } else {
     WeightAverage average;
     for (const CheckpointInfo& source : sources) average.add(read(source));
-    values.resize(count);
+    values.resize(static_cast<size_t>(model->workspace().layout().elements()));
     average.mean(values);
   }
   std::copy(values.begin(), values.end(), final_model.workspace().parameters().data<float>());
@@ -766,8 +693,7 @@ TrainResult Trainer::Impl::train() {
     state.loss_scale = step->numbers().loss_scale;
     fs::remove(run / "swallowed.jsonl");
     if (config.run.dump_steps > 0) {
-      dumping = true;
-      fs::remove(run / "batches.jsonl");
+      dump.emplace(run, config.run.dump_steps);
       model->save_weights((run / "start.safetensors").string());
     }
   }
@@ -780,6 +706,7 @@ TrainResult Trainer::Impl::train() {
     for (Batch& batch : micro) batcher->reserve(&batch);
   }
 
+  const int64_t tokens_before = state.source_tokens + state.target_tokens;
   resumed_at = Clock::now();
   seconds_before = state.seconds;
   show();
@@ -827,6 +754,7 @@ TrainResult Trainer::Impl::train() {
     if (period_passed(save_every, was, here()) && saved_attempts != state.attempts) save(false);
   }
   finish_updates(true);
+  const double trained_s = seconds_between(resumed_at, Clock::now()) - aside_s;
   if (end == TrainEnd::kFinished && !period_reached(stop_after, here()) && state.updates > 0) {
     const double rate = learning_rate(schedule, state.updates);
     if (schedule.total_steps > 0 && rate > schedule.floor)
@@ -849,6 +777,9 @@ TrainResult Trainer::Impl::train() {
                       early->stalled()));
   finish_model();
   state.seconds = seconds();
+  if (const int64_t tokens = state.source_tokens + state.target_tokens - tokens_before; tokens > 0 && trained_s > 0)
+    say(speed_report(*step, model->workspace().layout().parameters(), t.accumulate,
+                     static_cast<double>(tokens) / trained_s, [&]() -> const Batch& { return *prefetcher.next(); }));
   say(fmt::format("Done: {} updates, {:.2f} epochs, {} target tokens in {}", format_count(state.updates), epochs(),
                   format_count(state.target_tokens), format_duration(state.seconds)));
   return result(end);

@@ -13,6 +13,7 @@
 
 namespace frit {
 
+struct AttentionShape;
 class Tokenizer;
 class Workspace;
 
@@ -32,6 +33,8 @@ struct TrainerHooks {
   std::function<void(int64_t updates)> after_update;
   // Before each change of the disk by a checkpoint, see CheckpointOptions::before_operation.
   std::function<void(std::string_view operation)> checkpoint_operation;
+  // In the place of timing attention by a GPU's clock, which the simulator has not: see choose_attention.
+  std::function<double(const AttentionShape& shape, std::string_view implementation)> attention_timer;
 };
 
 enum class TrainEnd : uint8_t {

@@ -4,6 +4,7 @@
 #include "frit/ops/attention/gpu.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace frit {
 namespace {
@@ -115,10 +116,20 @@ constexpr Implementation kImplementations[] = {
         const Tensor& dv) { attention_materialised_backward_gpu(context, args, lse, dout, dq, dk, dv); }},
 };
 
-// Which implementation runs. One that comes first but refuses is told of once, with its reason.
-// Errors: std::invalid_argument if the forced one does not exist on this device or refuses, or if all refuse.
+// Which implementation runs: what timing found, or the first that takes it. One that comes first but refuses is told of
+// once, with its reason. Errors: std::invalid_argument if the forced one does not exist on this device or refuses, or
+// if all refuse.
 const Implementation& choose(Context& context, const AttentionArgs& args) {
   const std::string_view forced = context.forced("attention");
+  if (const Tuning* tuning = context.tuning(); tuning && forced.empty()) {
+    const std::string_view fastest = tuning->find(kAttentionTuning, attention_key(args));
+    for (const Implementation& implementation : kImplementations)
+      if (fastest == implementation.name && (context.on_gpu() ? implementation.gpu : implementation.cpu) &&
+          implementation.refuses(context, args).text.empty()) {
+        context.note_used("attention", implementation.name);
+        return implementation;
+      }
+  }
   std::string names, texts, reasons;
   for (const Implementation& implementation : kImplementations) {
     if (context.on_gpu() ? !implementation.gpu : !implementation.cpu) continue;
@@ -147,6 +158,15 @@ std::vector<AttentionCandidate> attention_candidates(const Context& context, con
     if (context.on_gpu() ? implementation.gpu : implementation.cpu)
       candidates.push_back({implementation.name, implementation.refuses(context, args).text});
   return candidates;
+}
+
+std::string attention_key(const AttentionArgs& args) {
+  const auto power = [](int64_t x, uint64_t least) { return std::bit_ceil(std::max(static_cast<uint64_t>(x), least)); };
+  const int64_t tokens = std::max(args.q.dim(0), args.k.dim(0)),
+                longest = std::max(attention_longest(args.max_q, args.q), attention_longest(args.max_k, args.k));
+  return fmt::format("{} {}x{} {} tokens up to {}{}{}", name_of(args.q.dtype()), args.q.dim(1), args.q.dim(2),
+                     power(tokens, 256), power(longest, kAttentionLengthStep), args.causal ? " causal" : "",
+                     args.dropout.active() ? " dropout" : "");
 }
 
 int64_t attention_longest(int64_t given, const Tensor& t) {

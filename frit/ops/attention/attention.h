@@ -44,7 +44,8 @@ constexpr bool attention_short_takes(int64_t width) {
 //
 // Implementations: on the CPU "flash" (blocked, scores never written to memory; the default) and "materialised" (the
 // papers' form: heads split, then for each sequence a product, softmax, a product, holding its N * Lq * Lk scores; it
-// reads the offsets in planning mode, too). On a GPU the first of these that does not refuse: "short" (gpu.h: one
+// reads the offsets in planning mode, too). On a GPU what timing chose (Context::tuning(), see timing.h), unless that
+// refuses; else the first of these that does not refuse: "short" (gpu.h: one
 // kernel, scores never written to memory; sequences of up to 256 queries and keys, head widths 32, 64 and 128; needs no
 // scratch), "cudnn" (the library's flash attention, 16-bit types; its dropout has its own generator, and a query
 // without visible keys what it makes of it) and "materialised" (gpu.h; anything). A refusal is a notice, once a reason.
@@ -57,6 +58,12 @@ constexpr bool attention_short_takes(int64_t width) {
 // Errors: std::invalid_argument if shapes or dtypes do not fit, if offsets do not rise (CPU), if the forced
 // implementation refuses, or if all do; the message has their reasons.
 void attention_forward(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse);
+
+// What timing chooses by: type, heads, tokens and longest length up to powers of two, causal, dropout. Tuning has its
+// choice under (kAttentionTuning, this key): an implementation's name, or kAttentionByOrder.
+std::string attention_key(const AttentionArgs& args);
+constexpr const char* kAttentionTuning = "attention";
+constexpr const char* kAttentionByOrder = "by order";  // was not timed: the first that does not refuse
 
 // The implementations of this device in the order in which they are asked, and why each refuses such a call ("": it
 // takes it). The first that takes it is what runs when none is forced.
