@@ -70,7 +70,7 @@ struct TrainConfig {
     std::string directory = "run";
     int64_t threads = 0;
     std::string device = "cpu", attention, gemm, bias_gradient;
-    bool graphs = true;
+    bool graphs = true, fused_norm = true;
     int64_t dump_steps = 0;
     bool tensorboard = true;
   } run;

@@ -81,7 +81,8 @@ bool may_change(std::string_view key, bool schedule_ends) {
   // cosine and linear schedules end where training ends.
   if (key == "training.stop_after") return !schedule_ends;
   if (key.starts_with("run."))
-    return key != "run.attention" && key != "run.gemm" && key != "run.device" && key != "run.bias_gradient";
+    return key != "run.attention" && key != "run.gemm" && key != "run.device" && key != "run.bias_gradient" &&
+           key != "run.fused_norm";
   if (key.starts_with("validation.")) return true;
   constexpr std::string_view kFree[] = {"training.count_swallowed",
                                         "training.stop_after_seconds",

@@ -33,7 +33,8 @@ struct StepSettings {
   uint32_t seed = 1;             // of dropout; OptimizerArgs::seed is that of stochastic rounding
   std::string attention;         // forced implementations; empty: chosen
   std::string gemm, bias_gradient;
-  bool graphs = true;  // on a GPU: a batch size's steps are recorded as a graph when it comes the second time
+  bool fused_norm = true;  // false: a sublayer's end and the norm behind it are launches of their own
+  bool graphs = true;      // on a GPU: a batch size's steps are recorded as a graph when it comes the second time
 };
 
 // Numbers of tokens are rounded up to a multiple of this for planning: one plan serves all batches of a key. On a GPU

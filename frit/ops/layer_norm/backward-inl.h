@@ -356,14 +356,6 @@ layer_norm_backward_spans_kernel(Below below, Global<const T> dy, int64_t dy_str
   const bool x_like = lies_so(x, x_stride), dy_like = lies_so(dy, dy_stride), dx_like = lies_so(dx, dx_stride);
   const bool residual_like = dresidual && lies_so(dresidual, dresidual_stride);
 
-  const auto fetch = [&](bool like, const Global<const T>& row, Vec<T, N>(&v)[K], T& one) {
-    if constexpr (kWhole)
-      row_span::load_whole<Cache::kStream>(span, row, v);
-    else if (like)
-      row_span::start_span<Cache::kStream>(span, ends, row, v, one);
-    else
-      row_span::load_elements<Cache::kStream>(span, row, v);
-  };
   Vec<T, N> x_next[K] = {}, dy_next[K] = {};
   T x_one = T(), dy_one = T();
   float of_next = 0;  // lane 0: the row's mean; lane 1: its rstd
@@ -373,8 +365,19 @@ layer_norm_backward_spans_kernel(Below below, Global<const T> dy, int64_t dy_str
       return;
     }
     const int64_t row = row_of(r);
-    fetch(x_like, x + row * x_stride, x_next, x_one);
-    fetch(dy_like, dy + row * dy_stride, dy_next, dy_one);
+    if constexpr (kWhole) {
+      row_span::load_whole<Cache::kStream>(span, x + row * x_stride, x_next);
+      row_span::load_whole<Cache::kStream>(span, dy + row * dy_stride, dy_next);
+    } else {
+      if (x_like)
+        row_span::start_span<Cache::kStream>(span, ends, x + row * x_stride, x_next, x_one);
+      else
+        row_span::load_elements<Cache::kStream>(span, x + row * x_stride, x_next);
+      if (dy_like)
+        row_span::start_span<Cache::kStream>(span, ends, dy + row * dy_stride, dy_next, dy_one);
+      else
+        row_span::load_elements<Cache::kStream>(span, dy + row * dy_stride, dy_next);
+    }
     if (lane() < 2) of_next = load(lane() == 0 ? mean : rstd, row);
   };
   start(begin);
@@ -419,9 +422,16 @@ layer_norm_backward_spans_kernel(Below below, Global<const T> dy, int64_t dy_str
     const Global<T> to = dx + row * dx_stride;
     Vec<T, N> more[K];
     if (dresidual) {
-      T more_one = T();
-      fetch(residual_like, dresidual + row * dresidual_stride, more, more_one);
-      if (!kWhole && residual_like) ends.place(more_one, more);
+      const Global<const T> from = dresidual + row * dresidual_stride;
+      if constexpr (kWhole) {
+        row_span::load_whole<Cache::kStream>(span, from, more);
+      } else if (residual_like) {
+        T more_one;
+        row_span::start_span<Cache::kStream>(span, ends, from, more, more_one);
+        ends.place(more_one, more);
+      } else {
+        row_span::load_elements<Cache::kStream>(span, from, more);
+      }
     }
     const float by_hat = -scale * scale * (sums[1] * by_cols), constant = -scale * (sums[0] * by_cols);
     T one = T();
