@@ -47,8 +47,8 @@ GpuBudget backward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype, 
   const int64_t size = size_of(dtype), n = 16 / size, vectors = over(cols, n);
   GpuBudget b;
   if (vectors > 64 || (vectors > 32 && (stride % n != 0 || cols % n != 0))) return b;
-  // A warp a row, 8 a block; of one vector a thread two rows.
-  const int64_t batch = vectors <= 32 ? 16 : 8, blocks = std::clamp<int64_t>(over(rows, 2 * batch), 1, 264),
+  // A warp a row, 16 a block; of one vector a thread 8 and two rows each.
+  const int64_t batch = 16, blocks = std::clamp<int64_t>(over(rows, 2 * batch), 1, vectors <= 32 ? 264 : 132),
                 sums = o.dbias ? 3 : 2;
   b.launches = o.dbias ? 3 : 2;
   b.barriers = (vectors > 32 ? 1 : 0) + 1 + (o.dbias ? 2 : 1);

@@ -326,7 +326,7 @@ layer_norm_backward_rows_kernel(Below below, Global<const T> dy, int64_t dy_stri
 // `warps` warps a row, each warp up to 32 K of its vectors, while the next row is on its way. gamma lies in shared
 // memory as fp32. At the end the block's groups are added up in their order.
 template <typename T, int K, typename Below = NoneBelow>
-FRIT_KERNEL(256, K == 2 ? 2 : 1)
+FRIT_KERNEL(K == 2 ? 512 : 256, 1)
 layer_norm_backward_spans_kernel(Below below, Global<const T> dy, int64_t dy_stride, Global<const T> x,
                                  int64_t x_stride, Global<const T> gamma, Global<const float> mean,
                                  Global<const float> rstd, Global<const T> dresidual, int64_t dresidual_stride,

@@ -133,9 +133,14 @@ BackwardCut BackwardShape::cut(int i, int sums) const {
   BackwardCut c;
   const int k = held_by(i);
   if (is_spans(i)) {
-    c.warps = static_cast<int>(over(chunks, 32 * k)), c.groups = 8 / c.warps;
+    // Where a warp holds a row and none waits for another, one block a multiprocessor has 16 of them: half as many
+    // partial sums as two blocks of 8.
+    c.warps = static_cast<int>(over(chunks, 32 * k));
+    const bool large = k == 2 && c.warps == 1;
+    c.groups = (large ? 16 : 8) / c.warps;
     // Two rows a group at least: writing and adding partial sums must pay.
-    c.blocks = period * std::clamp<int64_t>(over(over(rows, period), 2 * c.groups), 1, (k == 2 ? 264 : 132) / period);
+    c.blocks = period *
+               std::clamp<int64_t>(over(over(rows, period), 2 * c.groups), 1, (k == 2 && !large ? 264 : 132) / period);
     c.shared_bytes = 4 * (int64_t{c.warps} * k * 32 * n + c.threads() / 8 + int64_t{c.threads()} * k * sums * n);
     return c;
   }

@@ -60,8 +60,10 @@ Spans spans_of(int64_t rows, int64_t cols, int64_t stride, DType dtype, bool bac
     if (warps <= 8 && (s.each == 0 || held < least || equal)) s.each = each, s.warps = warps;
   }
   if (s.each == 0) return s;
-  s.warps = over(chunks, 32 * s.each), s.groups = 8 / s.warps;
-  const int64_t of_class = over(rows, s.period), most = backward && s.each != 2 ? 132 : 264;
+  s.warps = over(chunks, 32 * s.each);
+  const bool large = backward && s.each == 2 && s.warps == 1;  // blocks of 16 warps
+  s.groups = (large ? 16 : 8) / s.warps;
+  const int64_t of_class = over(rows, s.period), most = backward && (s.each != 2 || large) ? 132 : 264;
   const int64_t pieces = std::clamp<int64_t>(over(of_class, s.groups * (backward ? 2 : 1)), 1, most / s.period);
   s.blocks = pieces * s.period, s.batches = over(of_class, pieces * s.groups);
   return s;
