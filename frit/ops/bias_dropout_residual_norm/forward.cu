@@ -26,13 +26,14 @@ bool bias_dropout_residual_norm_forward_gpu(Context& context, const Tensor& x, c
              "[bias_dropout_residual_norm] {} is for rows of whole aligned vectors, x is {}", forced, x.to_string());
   if (instance == kLooped || instance >= kTwoSync || (ForwardShape::is_spans(instance) && !whole))
     return context.note_used(kOp, "apart"), false;
+  const bool shared_whole = whole_vectors(bias) && whole_vectors(gamma) && whole_vectors(beta);
   context.note_used(kOp, kForwardInstances[instance]);
   dispatch_float(x.dtype(), [&](auto type) {
     using T = decltype(type);
     const RowsSummed<T> summed = {
         global<const T>(x),    x.row_stride(),        global<const T>(bias), global<const T>(residual),
         residual.row_stride(), DropoutTable(dropout), global<T>(s),          s.row_stride()};
-    launch_forward<T>(context, instance, shape, summed, gamma, beta, eps, y, mean, rstd);
+    launch_forward<T>(context, instance, shape, summed, whole && shared_whole, gamma, beta, eps, y, mean, rstd);
   });
   return true;
 }

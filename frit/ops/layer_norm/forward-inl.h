@@ -62,8 +62,9 @@ struct Moments {
   float rough, left, squares, count;
 };
 
-// Moments of the first `columns` columns of each of R parts. Cost: 15 R shuffles; all lanes get the result.
-template <typename T, int K, int R>
+// Moments of the first `columns` columns of each of R parts; whole: they are whole vectors. Cost: 15 R shuffles; all
+// lanes get the result.
+template <bool whole = false, typename T, int K, int R>
 FRIT_DEVICE void moments_of_parts(Part<T, K> (&x)[R], const int (&columns)[R], Moments (&result)[R]) {
   constexpr int N = Part<T, K>::kN;
   float sum[R], both[2 * R];
@@ -92,7 +93,7 @@ FRIT_DEVICE void moments_of_parts(Part<T, K> (&x)[R], const int (&columns)[R], M
       float s = 0, q = 0;
       FRIT_UNROLL
       for (int i = 0; i < N; ++i) {
-        const float d = i < left ? v[i] - rough : 0.0f;
+        const float d = (whole ? left > 0 : i < left) ? v[i] - rough : 0.0f;
         s += d;
         q = fmaf(d, d, q);
       }
@@ -171,8 +172,9 @@ constexpr int kRowsBlocks = K == 4                   ? (Rows::kSummed ? 2 : 3)
 template <typename T, int K, typename Rows>
 constexpr int kSpansBlocks = Rows::kSummed && (K == 5 || (K == 4 && sizeof(T) == 4)) ? 1 : 2;
 
-// A group of `warps` warps takes kRows<K> rows, each warp 32 K vectors of every one.
-template <typename T, int K, Form form, typename Rows, int max_warps = 8>
+// A group of `warps` warps takes kRows<K> rows, each warp 32 K vectors of every one. whole: all rows, gamma, beta and
+// bias are whole aligned vectors; the same bits from a fraction of the code.
+template <typename T, int K, Form form, typename Rows, int max_warps = 8, bool whole = false>
 FRIT_KERNEL(max_warps * 32, max_warps > 8 ? 1 : (kRowsBlocks<T, K, Rows>))
 layer_norm_forward_rows_kernel(Rows in, Global<const T> gamma, Global<const T> beta, float eps, Global<T> y,
                                int64_t y_stride, Global<float> mean, Global<float> rstd, int64_t rows, int cols,
@@ -185,6 +187,42 @@ layer_norm_forward_rows_kernel(Rows in, Global<const T> gamma, Global<const T> b
   const int first = part * Part<T, K>::kColumns;
   const int rest = cols - first, columns = rest < Part<T, K>::kColumns ? rest : Part<T, K>::kColumns;
 
+  const auto begin_load = [](Part<T, K>& to, const Global<const T>& at, int n) {
+    if constexpr (whole) {
+      FRIT_UNROLL
+      for (int k = 0; k < K; ++k) {
+        const int c = (k * 32 + lane()) * N;
+        to.v[k] = Vec<T, N>{};
+        if (c < n) to.v[k] = load_vec<N, Cache::kStream>(at, c);
+      }
+    } else {
+      start_load<Cache::kStream>(to, at, n);
+    }
+  };
+  const auto end_load = [](Part<T, K>& to, const Global<const T>& at, int n) {
+    if constexpr (!whole) finish_load<Cache::kStream>(to, at, n);
+  };
+  const auto put = [](auto cache, const Part<T, K>& from, const Global<T>& at, int n) {
+    if constexpr (whole) {
+      FRIT_UNROLL
+      for (int k = 0; k < K; ++k) {
+        const int c = (k * 32 + lane()) * N;
+        if (c < n) store_vec<N, cache.value>(at, c, from.v[k]);
+      }
+    } else {
+      store_part<cache.value>(from, at, n);
+    }
+  };
+  // Of a vector that all rows share; 0 past the row.
+  const auto load_shared_row = [&](const Global<const T>& at, int c) {
+    if constexpr (whole)
+      return to_float(c < cols ? load_vec<N, Cache::kReadOnly>(at, c) : Vec<T, N>{});
+    else
+      return to_float(load_span<N, Cache::kReadOnly>(at, c, cols, T()));
+  };
+  constexpr std::integral_constant<Cache, Cache::kStream> kOnce{};
+  constexpr std::integral_constant<Cache, Cache::kDefault> kAgain{};
+
   Part<T, K> held[R];
   int count[R];
   Global<const T> from[R];
@@ -192,7 +230,7 @@ layer_norm_forward_rows_kernel(Rows in, Global<const T> gamma, Global<const T> b
   for (int r = 0; r < R; ++r) {
     count[r] = r < live ? columns : 0;
     from[r] = in.x + (r < live ? (row + r) * in.x_stride + first : 0);
-    start_load<Cache::kStream>(held[r], from[r], count[r]);
+    begin_load(held[r], from[r], count[r]);
   }
   if constexpr (Rows::kSummed) {
     Part<T, K> more[R];
@@ -201,7 +239,7 @@ layer_norm_forward_rows_kernel(Rows in, Global<const T> gamma, Global<const T> b
     FRIT_UNROLL
     for (int r = 0; r < R; ++r) {
       more_from[r] = in.residual + (r < live ? (row + r) * in.residual_stride + first : 0);
-      start_load<Cache::kStream>(more[r], more_from[r], count[r]);
+      begin_load(more[r], more_from[r], count[r]);
     }
     if (in.dropout.active) {
       FRIT_UNROLL
@@ -213,25 +251,25 @@ layer_norm_forward_rows_kernel(Rows in, Global<const T> gamma, Global<const T> b
     }
     FRIT_UNROLL
     for (int r = 0; r < R; ++r) {
-      finish_load<Cache::kStream>(held[r], from[r], count[r]);
-      finish_load<Cache::kStream>(more[r], more_from[r], count[r]);
+      end_load(held[r], from[r], count[r]);
+      end_load(more[r], more_from[r], count[r]);
     }
     FRIT_UNROLL
     for (int k = 0; k < K; ++k) {
       if (live == 0) continue;
       const int c = first + (k * 32 + lane()) * N;
-      const Vec<float, N> b = to_float(load_span<N, Cache::kReadOnly>(in.bias, c, cols, T()));  // 0 past the row
+      const Vec<float, N> b = load_shared_row(in.bias, c);
       FRIT_UNROLL
       for (int r = 0; r < R; ++r) held[r].v[k] = sum_of(in, held[r].v[k], b, more[r].v[k], keep[r] >> (k * N));
     }
     if (in.sum) {
       FRIT_UNROLL
       for (int r = 0; r < R; ++r)
-        if (r < live) store_part<Cache::kStream>(held[r], in.sum + (row + r) * in.sum_stride + first, columns);
+        if (r < live) put(kOnce, held[r], in.sum + (row + r) * in.sum_stride + first, columns);
     }
   } else {
     FRIT_UNROLL
-    for (int r = 0; r < R; ++r) finish_load<Cache::kStream>(held[r], from[r], count[r]);
+    for (int r = 0; r < R; ++r) end_load(held[r], from[r], count[r]);
   }
 
   Moments m[R];
@@ -239,7 +277,7 @@ layer_norm_forward_rows_kernel(Rows in, Global<const T> gamma, Global<const T> b
   float rough[R];
   const Shared<float> scratch = shared_array<float>(0) + group * warps * R * 4;
   if constexpr (form == Form::kOneSync) {
-    moments_of_parts(held, count, m);
+    moments_of_parts<whole>(held, count, m);
     FRIT_UNROLL
     for (int r = 0; r < R; ++r) rough[r] = m[r].rough;
     merge_warps(m, scratch, warps, part);
@@ -310,8 +348,8 @@ layer_norm_forward_rows_kernel(Rows in, Global<const T> gamma, Global<const T> b
   for (int k = 0; k < K; ++k) {
     const int c = (k * 32 + lane()) * N;
     if (c < columns) {
-      const Vec<float, N> g = to_float(load_span<N, Cache::kReadOnly>(gamma, first + c, cols, T()));
-      const Vec<float, N> b = to_float(load_span<N, Cache::kReadOnly>(beta, first + c, cols, T()));
+      const Vec<float, N> g = load_shared_row(gamma, first + c);
+      const Vec<float, N> b = load_shared_row(beta, first + c);
       FRIT_UNROLL
       for (int r = 0; r < R; ++r) {
         Vec<float, N> v = to_float(held[r].v[k]);
@@ -323,7 +361,7 @@ layer_norm_forward_rows_kernel(Rows in, Global<const T> gamma, Global<const T> b
   }
   FRIT_UNROLL
   for (int r = 0; r < R; ++r)
-    if (r < live) store_part<Cache::kDefault>(held[r], y + (row + r) * y_stride + first, columns);
+    if (r < live) put(kAgain, held[r], y + (row + r) * y_stride + first, columns);
 }
 
 // Block b takes rows of one class, b % period (see span.h), batch by batch: each group of `warps` warps a row, each
@@ -486,10 +524,10 @@ layer_norm_forward_spans_kernel(Rows in, Global<const T> gamma, Global<const T> 
   }
 }
 
-// Starts instance i on RowsGiven or RowsSummed; the latter have neither the looped form nor those that are kept to be
-// measured.
+// Starts instance i on RowsGiven or RowsSummed. whole: all operands' rows are whole aligned vectors. The latter have
+// neither the looped form nor those that are kept to be measured.
 template <typename T, typename Rows>
-void launch_forward(Context& context, int i, const ForwardShape& shape, const Rows& in, const Tensor& gamma,
+void launch_forward(Context& context, int i, const ForwardShape& shape, const Rows& in, bool whole, const Tensor& gamma,
                     const Tensor& beta, float eps, const Tensor& y, const Tensor& mean, const Tensor& rstd) {
   const int64_t rows = shape.rows;
   const int cols = static_cast<int>(shape.cols), warps = shape.warps_of(i), k = ForwardShape::kVectors[i];
@@ -516,6 +554,10 @@ void launch_forward(Context& context, int i, const ForwardShape& shape, const Ro
     launch(context, name, kernel, grid, in, global<const T>(gamma), global<const T>(beta), eps, global<T>(y),
            y.row_stride(), global<float>(mean), global<float>(rstd), rows, cols, warps);
   };
+  if (whole && i == kOneSync2)
+    return start(Rows::kRowsKernel, layer_norm_forward_rows_kernel<T, 2, Form::kOneSync, Rows, 8, true>);
+  if (whole && i == kOneSync4)
+    return start(Rows::kRowsKernel, layer_norm_forward_rows_kernel<T, 4, Form::kOneSync, Rows, 8, true>);
   if (i == kOneSync1) return start(Rows::kRowsKernel, layer_norm_forward_rows_kernel<T, 1, Form::kOneSync, Rows>);
   if (i == kOneSync2) return start(Rows::kRowsKernel, layer_norm_forward_rows_kernel<T, 2, Form::kOneSync, Rows>);
   if (i == kOneSync4) return start(Rows::kRowsKernel, layer_norm_forward_rows_kernel<T, 4, Form::kOneSync, Rows>);

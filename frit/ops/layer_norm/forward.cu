@@ -123,6 +123,8 @@ void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gam
                             const Tensor& y, const Tensor& mean, const Tensor& rstd) {
   const layer_norm::ForwardShape shape(x);
   const int instance = layer_norm::choose_forward(context, x);
+  const bool whole = layer_norm::whole_vectors(x) && layer_norm::whole_vectors(y) && layer_norm::whole_vectors(gamma) &&
+                     layer_norm::whole_vectors(beta);
   dispatch_float(x.dtype(), [&](auto type) {
     using T = decltype(type);
     if (instance == layer_norm::kLooped) {
@@ -134,7 +136,7 @@ void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gam
       return;
     }
     const layer_norm::RowsGiven<T> given = {global<const T>(x), x.row_stride()};
-    layer_norm::launch_forward<T>(context, instance, shape, given, gamma, beta, eps, y, mean, rstd);
+    layer_norm::launch_forward<T>(context, instance, shape, given, whole, gamma, beta, eps, y, mean, rstd);
   });
 }
 

@@ -46,7 +46,8 @@ struct ForwardShape {
 inline bool whole_vectors(const Tensor& t) {
   if (!t.defined()) return true;
   const int64_t n = 16 / size_of(t.dtype());
-  return t.dim(1) % n == 0 && t.row_stride() % n == 0 && reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;
+  return t.dim(t.rank() - 1) % n == 0 && (t.rank() == 1 || t.row_stride() % n == 0) &&
+         reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;
 }
 
 // The instance that layer_norm_forward runs on x: forced, timed, or by the rule.
