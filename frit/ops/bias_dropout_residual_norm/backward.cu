@@ -40,7 +40,8 @@ bool bias_dropout_residual_norm_backward_gpu(Context& context, const Tensor& dy,
     using T = decltype(type);
     const DroppedBelow<T> below = {DropoutTable(dropout), global<T>(dx), dx.row_stride(),
                                    global<float>(bias_partials.tensor())};
-    launch_backward<T>(context, instance, shape, operands, below);
+    if (BackwardShape::is_spans(instance)) return launch_spans<T>(context, instance, shape, operands, below);
+    launch_rows<T>(context, instance, shape, operands, below);
   });
   layer_norm_add_partials(context, std::move(partials), accumulate, dgamma, dbeta);
   if (dbias.defined()) add_partial_sums_gpu(context, std::move(bias_partials), accumulate, dbias);

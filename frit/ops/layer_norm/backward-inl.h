@@ -15,8 +15,9 @@ namespace frit::layer_norm {
 using namespace row_part;
 
 // What a kernel does with dx beside writing it: nothing.
+template <bool whole = false>
 struct NoneBelow {
-  static constexpr bool kDropped = false;
+  static constexpr bool kDropped = false, kWhole = whole;  // are all rows known to be whole aligned vectors?
   static constexpr const char *kRowsKernel = "layer_norm_backward_xhat_kernel",
                               *kSpansKernel = "layer_norm_backward_spans_kernel";
 };
@@ -24,7 +25,7 @@ struct NoneBelow {
 // optional.
 template <typename T>
 struct DroppedBelow {
-  static constexpr bool kDropped = true;
+  static constexpr bool kDropped = true, kWhole = true;  // what the spans kernel takes
   static constexpr const char *kRowsKernel = "bias_dropout_residual_norm_backward_rows_kernel",
                               *kSpansKernel = "bias_dropout_residual_norm_backward_spans_kernel";
   DropoutTable dropout;
@@ -71,7 +72,7 @@ FRIT_DEVICE Vec<float, 4> four(const float (&x)[N], int i) {
 // Blocks take equal runs of rows, batch by batch: a group of `warps` warps kRows<K> rows of each batch, each warp
 // 32 K vectors of every one. A thread's columns are always the same, so their sums of dy * xhat and dy stay where
 // they are; at the end the block's groups are added up, and it writes its row of partials.
-template <typename T, int K, Form form, typename Below = NoneBelow>
+template <typename T, int K, Form form, typename Below = NoneBelow<>>
 FRIT_KERNEL(K == 4 ? 512 : 256, (K == 4 || kNeedsRoom<T, form>) ? 1 : 2)
 layer_norm_backward_rows_kernel(Below below, Global<const T> dy, int64_t dy_stride, Global<const T> x, int64_t x_stride,
                                 Global<const T> gamma, Global<const float> mean, Global<const float> rstd,
@@ -325,7 +326,7 @@ layer_norm_backward_rows_kernel(Below below, Global<const T> dy, int64_t dy_stri
 // The xhat form by classes of rows (see span.h): block b takes rows of class b % period, batch by batch, each group of
 // `warps` warps a row, each warp up to 32 K of its vectors, while the next row is on its way. gamma lies in shared
 // memory as fp32. At the end the block's groups are added up in their order.
-template <typename T, int K, typename Below = NoneBelow>
+template <typename T, int K, typename Below = NoneBelow<>>
 FRIT_KERNEL(K == 2 ? 512 : 256, 1)
 layer_norm_backward_spans_kernel(Below below, Global<const T> dy, int64_t dy_stride, Global<const T> x,
                                  int64_t x_stride, Global<const T> gamma, Global<const float> mean,
@@ -335,7 +336,7 @@ layer_norm_backward_spans_kernel(Below below, Global<const T> dy, int64_t dy_str
   wait_for_previous();
   constexpr int N = kVecOf<T>, kEach = (Below::kDropped ? 3 : 2) * N, kPairs = K * kEach / 4;
   const int groups = warp_count() / warps, group = warp() / warps, part = warp() - group * warps;
-  constexpr bool kWhole = Below::kDropped;  // all rows are whole aligned vectors: one class, and no ends
+  constexpr bool kWhole = Below::kWhole;  // one class, and no ends
   const int row_class = kWhole ? 0 : static_cast<int>(block_index() % period);
   if (kWhole) period = 1;
   // See layer_norm_forward_spans_kernel.
@@ -497,25 +498,41 @@ layer_norm_backward_spans_kernel(Below below, Global<const T> dy, int64_t dy_str
   }
 }
 
-// Starts instance i (xhat_1, xhat_2, xhat_4, spans_* or, with nothing below, dependence and slides) on b.partials.
+// Starts `kernel` on b, which writes partial sums if `sums`; `more` are its last arguments.
+template <typename T, typename Below, typename Kernel, typename... More>
+void launch_on(Context& context, const char* name, Kernel kernel, const BackwardCut& cut, const BackwardShape& shape,
+               const LayerNormBackward& b, const Below& below, bool sums, More... more) {
+  launch(context, name, kernel, {cut.blocks, cut.threads(), cut.shared_bytes}, below, global<const T>(b.dy),
+         b.dy.row_stride(), global<const T>(b.x), b.x.row_stride(), global<const T>(b.gamma),
+         global<const float>(b.mean), global<const float>(b.rstd), global<const T>(b.dresidual),
+         b.dresidual.row_stride(), global<T>(b.dx), b.dx.row_stride(),
+         sums ? global<float>(b.partials) : Global<float>(), shape.rows, static_cast<int>(shape.cols), cut.warps,
+         more...);
+}
+
+// Starts spans_2, spans_4 or, with nothing below, spans_5.
 template <typename T, typename Below>
-void launch_backward(Context& context, int i, const BackwardShape& shape, const LayerNormBackward& b,
-                     const Below& below, bool sums = true) {
+void launch_spans(Context& context, int i, const BackwardShape& shape, const LayerNormBackward& b, const Below& below) {
   const BackwardCut cut = shape.cut(i, Below::kDropped ? 3 : 2);
-  const Launch grid = {cut.blocks, cut.threads(), cut.shared_bytes};
-  const Global<float> partials = sums ? global<float>(b.partials) : Global<float>();
-  const auto start = [&](const char* name, auto kernel, auto... period) {
-    launch(context, name, kernel, grid, below, global<const T>(b.dy), b.dy.row_stride(), global<const T>(b.x),
-           b.x.row_stride(), global<const T>(b.gamma), global<const float>(b.mean), global<const float>(b.rstd),
-           global<const T>(b.dresidual), b.dresidual.row_stride(), global<T>(b.dx), b.dx.row_stride(), partials,
-           shape.rows, static_cast<int>(shape.cols), cut.warps, period...);
+  const auto start = [&](auto kernel) {
+    launch_on<T>(context, Below::kSpansKernel, kernel, cut, shape, b, below, true, static_cast<int>(shape.period));
   };
-  const int period = static_cast<int>(shape.period);
-  if (i == kSpans2Backward) return start(Below::kSpansKernel, layer_norm_backward_spans_kernel<T, 2, Below>, period);
-  if (i == kSpans4Backward) return start(Below::kSpansKernel, layer_norm_backward_spans_kernel<T, 4, Below>, period);
+  if (i == kSpans2Backward) return start(layer_norm_backward_spans_kernel<T, 2, Below>);
+  if constexpr (!Below::kDropped)
+    if (i == kSpans5Backward) return start(layer_norm_backward_spans_kernel<T, 5, Below>);
+  start(layer_norm_backward_spans_kernel<T, 4, Below>);
+}
+
+// Starts xhat_1 or, with nothing below, xhat_2, xhat_4, dependence or slides on b.partials.
+template <typename T, typename Below>
+void launch_rows(Context& context, int i, const BackwardShape& shape, const LayerNormBackward& b, const Below& below,
+                 bool sums = true) {
+  const BackwardCut cut = shape.cut(i, Below::kDropped ? 3 : 2);
+  const auto start = [&](const char* name, auto kernel) {
+    launch_on<T>(context, name, kernel, cut, shape, b, below, sums);
+  };
   if (i == kXhat1) return start(Below::kRowsKernel, layer_norm_backward_rows_kernel<T, 1, Form::kXhat, Below>);
   if constexpr (!Below::kDropped) {
-    if (i == kSpans5Backward) return start(Below::kSpansKernel, layer_norm_backward_spans_kernel<T, 5, Below>, period);
     if (i == kXhat2) return start(Below::kRowsKernel, layer_norm_backward_rows_kernel<T, 2, Form::kXhat, Below>);
     if (i == kXhat4) return start(Below::kRowsKernel, layer_norm_backward_rows_kernel<T, 4, Form::kXhat, Below>);
     if (i == kDependence)

@@ -1,4 +1,5 @@
 #include "frit/ops/layer_norm/backward-inl.h"
+#include "frit/ops/layer_norm/forward.h"
 #include "frit/ops/layer_norm/gpu.h"
 
 namespace frit {
@@ -185,6 +186,7 @@ void layer_norm_backward_gpu(Context& context, const Tensor& dy, const Tensor& x
   Buffer partials = context.allocate({pieces, 2 * cols}, DType::kF32, "layer_norm.partials");
   const LayerNormBackward operands = {dy, x, gamma, mean, rstd, dresidual, dx, partials};
 
+  const bool whole = whole_vectors(x) && whole_vectors(dy) && whole_vectors(dresidual) && whole_vectors(dx);
   // Before dx is written, which may be dy.
   if (!fused)
     layer_norm_sum_columns(context, operands,
@@ -192,9 +194,13 @@ void layer_norm_backward_gpu(Context& context, const Tensor& dy, const Tensor& x
                            : instance == kTiled32 ? ColumnWay::kTiled32x32
                            : instance == kTiled33 ? ColumnWay::kTiled32x33
                                                   : ColumnWay::kSerial);
+  if (BackwardShape::is_spans(by)) {
+    start_backward_spans(context, by, shape, operands, whole);
+    return layer_norm_add_partials(context, std::move(partials), accumulate, dgamma, dbeta);
+  }
   dispatch_float(x.dtype(), [&](auto type) {
     using T = decltype(type);
-    if (by != kLoopedBackward) return launch_backward<T>(context, by, shape, operands, NoneBelow(), fused);
+    if (by != kLoopedBackward) return launch_rows<T>(context, by, shape, operands, NoneBelow<>(), fused);
     launch(context, "layer_norm_backward_looped_kernel", layer_norm_backward_looped_kernel<T, 2>,
            {rows, kLoopedWarps * 32, kLoopedWarps * 8}, global<const T>(dy), dy.row_stride(), global<const T>(x),
            x.row_stride(), global<const T>(gamma), global<const float>(mean), global<const float>(rstd),

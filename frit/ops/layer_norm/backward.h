@@ -69,6 +69,9 @@ struct BackwardShape {
   BackwardCut cut(int i, int sums = 2) const;
 };
 
+// Starts layer_norm_backward's spans_2, spans_4 or spans_5. whole: all rows are whole aligned vectors.
+void start_backward_spans(Context& context, int i, const BackwardShape& shape, const LayerNormBackward& b, bool whole);
+
 }  // namespace layer_norm
 
 }  // namespace frit

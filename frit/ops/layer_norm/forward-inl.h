@@ -17,9 +17,9 @@ using namespace row_part;
 enum class Form { kOneSync, kTwoSync, kMoments };
 
 // Where a kernel's rows come from: they are x.
-template <typename T>
+template <typename T, bool whole = false>
 struct RowsGiven {
-  static constexpr bool kSummed = false;
+  static constexpr bool kSummed = false, kWhole = whole;  // are they known to be whole aligned vectors?
   static constexpr const char *kRowsKernel = "layer_norm_forward_rows_kernel",
                               *kSpansKernel = "layer_norm_forward_spans_kernel";
   Global<const T> x;
@@ -29,7 +29,7 @@ struct RowsGiven {
 // operator's y may be x or residual.
 template <typename T>
 struct RowsSummed {
-  static constexpr bool kSummed = true;
+  static constexpr bool kSummed = true, kWhole = true;  // what the spans kernel takes
   static constexpr const char *kRowsKernel = "bias_dropout_residual_norm_forward_rows_kernel",
                               *kSpansKernel = "bias_dropout_residual_norm_forward_spans_kernel";
   Global<const T> x;
@@ -378,7 +378,7 @@ layer_norm_forward_spans_kernel(Rows in, Global<const T> gamma, Global<const T> 
   const int64_t x_stride = in.x_stride;
   using row_span::Span;
   constexpr int N = kVecOf<T>;
-  constexpr bool kWhole = Rows::kSummed;  // all rows are whole aligned vectors: one class, and no ends
+  constexpr bool kWhole = Rows::kWhole;  // one class, and no ends
   const int groups = warp_count() / warps, group = warp() / warps, part = warp() - group * warps;
   const int row_class = kWhole ? 0 : static_cast<int>(block_index() % period);
   if (kWhole) period = 1;
@@ -438,7 +438,7 @@ layer_norm_forward_spans_kernel(Rows in, Global<const T> gamma, Global<const T> 
     Vec<T, N> v[K];
     FRIT_UNROLL
     for (int k = 0; k < K; ++k) v[k] = next[k];
-    if constexpr (kWhole) {
+    if constexpr (Rows::kSummed) {
       FRIT_UNROLL
       for (int k = 0; k < K; ++k) {
         if (!live || !span.any(k)) continue;
@@ -449,7 +449,7 @@ layer_norm_forward_spans_kernel(Rows in, Global<const T> gamma, Global<const T> 
       }
       residual = residual + residual_step;
       if (sum_row) sum_row = sum_row + sum_step;
-    } else {
+    } else if constexpr (!kWhole) {
       if (x_like) ends.place(next_one, v);
     }
     x = x + x_step;
@@ -524,29 +524,41 @@ layer_norm_forward_spans_kernel(Rows in, Global<const T> gamma, Global<const T> 
   }
 }
 
+// Starts spans_2, spans_4 or spans_5.
+template <typename T, typename Rows>
+void launch_spans(Context& context, int i, const ForwardShape& shape, const Rows& in, const Tensor& gamma,
+                  const Tensor& beta, float eps, const Tensor& y, const Tensor& mean, const Tensor& rstd) {
+  // Blocks: two for each of an H200's multiprocessors.
+  constexpr int64_t kBlocks = 2 * 132;
+  const int warps = shape.warps_of(i), k = ForwardShape::kVectors[i];
+  const int64_t groups = 8 / warps, of_class = (shape.rows + shape.period - 1) / shape.period,
+                pieces = std::clamp<int64_t>((of_class + groups - 1) / groups, 1, kBlocks / shape.period);
+  const Launch grid = {shape.rows == 0 ? 0 : pieces * shape.period, static_cast<int>(groups * warps * 32),
+                       4 * ((Rows::kSummed ? 3 : 2) * int64_t{warps} * k * 32 * shape.n + 8 * groups * warps)};
+  const auto start = [&](auto kernel) {
+    launch(context, Rows::kSpansKernel, kernel, grid, in, global<const T>(gamma), global<const T>(beta), eps,
+           global<T>(y), y.row_stride(), global<float>(mean), global<float>(rstd), shape.rows,
+           static_cast<int>(shape.cols), warps, static_cast<int>(shape.period));
+  };
+  if (i == kSpans2) return start(layer_norm_forward_spans_kernel<T, 2, Rows>);
+  if (i == kSpans4) return start(layer_norm_forward_spans_kernel<T, 4, Rows>);
+  return start(layer_norm_forward_spans_kernel<T, 5, Rows>);
+}
+
 // Starts instance i on RowsGiven or RowsSummed. whole: all operands' rows are whole aligned vectors. The latter have
 // neither the looped form nor those that are kept to be measured.
 template <typename T, typename Rows>
 void launch_forward(Context& context, int i, const ForwardShape& shape, const Rows& in, bool whole, const Tensor& gamma,
                     const Tensor& beta, float eps, const Tensor& y, const Tensor& mean, const Tensor& rstd) {
+  if (ForwardShape::is_spans(i)) {
+    if constexpr (!Rows::kWhole)
+      if (whole)
+        return launch_spans<T>(context, i, shape, RowsGiven<T, true>{in.x, in.x_stride}, gamma, beta, eps, y, mean,
+                               rstd);
+    return launch_spans<T>(context, i, shape, in, gamma, beta, eps, y, mean, rstd);
+  }
   const int64_t rows = shape.rows;
   const int cols = static_cast<int>(shape.cols), warps = shape.warps_of(i), k = ForwardShape::kVectors[i];
-  if (ForwardShape::is_spans(i)) {
-    // Blocks: two for each of an H200's multiprocessors.
-    constexpr int64_t kBlocks = 2 * 132;
-    const int64_t groups = 8 / warps, of_class = (rows + shape.period - 1) / shape.period,
-                  pieces = std::clamp<int64_t>((of_class + groups - 1) / groups, 1, kBlocks / shape.period);
-    const Launch grid = {rows == 0 ? 0 : pieces * shape.period, static_cast<int>(groups * warps * 32),
-                         4 * ((Rows::kSummed ? 3 : 2) * int64_t{warps} * k * 32 * shape.n + 8 * groups * warps)};
-    const auto start = [&](auto kernel) {
-      launch(context, Rows::kSpansKernel, kernel, grid, in, global<const T>(gamma), global<const T>(beta), eps,
-             global<T>(y), y.row_stride(), global<float>(mean), global<float>(rstd), rows, cols, warps,
-             static_cast<int>(shape.period));
-    };
-    if (i == kSpans2) return start(layer_norm_forward_spans_kernel<T, 2, Rows>);
-    if (i == kSpans4) return start(layer_norm_forward_spans_kernel<T, 4, Rows>);
-    return start(layer_norm_forward_spans_kernel<T, 5, Rows>);
-  }
   const int groups = std::max(1, 8 / warps), at_once = k == 1 ? 2 : 1;
   const Launch grid = {(rows + groups * at_once - 1) / (groups * at_once), groups * warps * 32,
                        warps == 1 ? 0 : int64_t{16} * groups * warps * at_once};
