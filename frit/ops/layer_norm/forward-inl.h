@@ -165,8 +165,8 @@ FRIT_DEVICE float rstd_of(float squares, float cols, float eps) {
 }
 
 // Blocks a multiprocessor that leave a thread the registers it needs.
-template <typename T, int K, typename Rows>
-constexpr int kRowsBlocks = K == 4                   ? (Rows::kSummed ? 2 : 3)
+template <typename T, int K, typename Rows, bool whole>
+constexpr int kRowsBlocks = K == 4                   ? (Rows::kSummed && !(whole && sizeof(T) == 2) ? 2 : 3)
                             : Rows::kSummed&& K == 1 ? 3
                                                      : 4;
 template <typename T, int K, typename Rows>
@@ -175,7 +175,7 @@ constexpr int kSpansBlocks = Rows::kSummed && (K == 5 || (K == 4 && sizeof(T) ==
 // A group of `warps` warps takes kRows<K> rows, each warp 32 K vectors of every one. whole: all rows, gamma, beta and
 // bias are whole aligned vectors; the same bits from a fraction of the code.
 template <typename T, int K, Form form, typename Rows, int max_warps = 8, bool whole = false>
-FRIT_KERNEL(max_warps * 32, max_warps > 8 ? 1 : (kRowsBlocks<T, K, Rows>))
+FRIT_KERNEL(max_warps * 32, max_warps > 8 ? 1 : (kRowsBlocks<T, K, Rows, whole>))
 layer_norm_forward_rows_kernel(Rows in, Global<const T> gamma, Global<const T> beta, float eps, Global<T> y,
                                int64_t y_stride, Global<float> mean, Global<float> rstd, int64_t rows, int cols,
                                int warps) {
