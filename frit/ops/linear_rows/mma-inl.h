@@ -25,7 +25,9 @@ constexpr int kConstantsBytes = 2 * kNormPiece * 2, kMomentsPitch = 2 * kWarps +
 static_assert(2 * kNormPiece == kWarpSize * 8, "a lane copies 16 bytes of gamma or of beta");
 
 template <typename T, int tile_rows, int tile_columns, bool norm, bool aligned>
-FRIT_KERNEL(kThreads, (tile_rows * tile_columns > 512 && norm) || !aligned ? 1 : 2)
+FRIT_KERNEL(kThreads, ((tile_rows * tile_columns > 512 && norm) || !aligned ? 1
+                       : norm && tile_rows == 16                            ? 3
+                                                                            : 2))
 linear_rows_mma_kernel(Operands<T> o) {
   static_assert(aligned || !norm);
   constexpr int M = tile_rows / 16, C = tile_columns / 8;
@@ -221,22 +223,25 @@ linear_rows_many_kernel(Operands<T> o) {
   const auto place = [&](int stage, int half, int row) {
     return shared_array<T>((stage % kStages * kManyStage + half * kManyStep + row * 32) * static_cast<int>(sizeof(T)));
   };
-  // A quad copies 64 bytes of a row; a thread's rows are kManyThreads / 4 apart.
+  // A quad copies 64 bytes of a row; a thread's rows are kManyThreads / 4 apart. From where there is nothing, nothing
+  // is read.
+  const int row = thread_index() / 4, column = thread_index() % 4 * 8;
+  const int64_t x_at = (first_row + row) * o.x_stride + column, x_step = kManyThreads / 4 * o.x_stride;
+  const int64_t w_at = (first_column + row) * o.w_stride + column, w_step = kManyThreads / 4 * o.w_stride;
   const auto copy = [&](int stage, bool of_w) {
-    const int count = of_w ? o.n : o.rows, first = (of_w ? first_column : first_row) + thread_index() / 4;
     FRIT_UNROLL
     for (int half = 0; half < 2; ++half) {
       const Shared<T> to = place(stage, half, of_w ? kManyRows : 0);
-      const int column = stage * 64 + half * 32 + thread_index() % 4 * 8;
+      const int at = stage * 64 + half * 32;
       FRIT_UNROLL
       for (int i = 0; i < kManyRows * 4 / kManyThreads; ++i) {
-        const int row = first + i * kManyThreads / 4;
-        const bool valid = row < count && column < o.k;
+        const bool inside = at + column < o.k;
         if (of_w)
-          copy_constant_async16(to, (thread_index() + i * kManyThreads) * 8, o.w, valid ? row * o.w_stride + column : 0,
-                                valid);
+          copy_constant_async16(to, (thread_index() + i * kManyThreads) * 8, o.w, w_at + i * w_step + at,
+                                inside && first_column + row + i * kManyThreads / 4 < o.n);
         else
-          copy_async16(to, (thread_index() + i * kManyThreads) * 8, o.x, valid ? row * o.x_stride + column : 0, valid);
+          copy_async16(to, (thread_index() + i * kManyThreads) * 8, o.x, x_at + i * x_step + at,
+                       inside && first_row + row + i * kManyThreads / 4 < o.rows);
       }
     }
   };
@@ -244,13 +249,14 @@ linear_rows_many_kernel(Operands<T> o) {
   for (int s = 0; s < kStages - 1; ++s)
     if (s < stages) copy(s, true);
   const int mine_row = warp() / 2 * M * 16, mine_column = warp() % 2 * C * 8;
-  float bias[C][2];
+  Vec<T, 2> bias[C];
   FRIT_UNROLL
   for (int c = 0; c < C; ++c) {
+    bias[c] = zeros<T, 2>();
     FRIT_UNROLL
     for (int e = 0; e < 2; ++e) {
-      const int column = first_column + mine_column + 8 * c + 2 * t + e;
-      bias[c][e] = o.bias && column < o.n ? widen(load_constant(o.bias, column)) : 0.0f;
+      const int at = first_column + mine_column + 8 * c + 2 * t + e;
+      if (o.bias && at < o.n) bias[c][e] = load_constant(o.bias, at);
     }
   }
   wait_for_previous();
@@ -296,25 +302,15 @@ linear_rows_many_kernel(Operands<T> o) {
   // What comes behind, in few instructions: code that runs once is waited for.
   constexpr int kEach = kManyRows * kManyColumns / 8 / kManyThreads;  // vectors of 8 columns a thread writes
   const auto row_of = [&](int i) { return (thread_index() + i * kManyThreads) / (kManyColumns / 8); };
-  const int column = thread_index() % (kManyColumns / 8) * 8;
+  const int own_column = thread_index() % (kManyColumns / 8) * 8;
   Vec<T, 8> residual[kEach];
   FRIT_UNROLL
   for (int i = 0; i < kEach; ++i) {
     residual[i] = zeros<T, 8>();
-    const int row = first_row + row_of(i);
-    if (o.residual && row < o.rows)
-      residual[i] = load_span<8>(o.residual + row * o.residual_stride, first_column + column, o.n, convert<T>(0.0f));
+    const int to = first_row + row_of(i);
+    if (o.residual && to < o.rows)
+      residual[i] = load_span<8>(o.residual + to * o.residual_stride, first_column + own_column, o.n, convert<T>(0.0f));
   }
-  float flat[M * C * 4];
-  FRIT_UNROLL
-  for (int m = 0; m < M; ++m) {
-    FRIT_UNROLL
-    for (int c = 0; c < C; ++c) {
-      FRIT_UNROLL
-      for (int e = 0; e < 4; ++e) flat[(m * C + c) * 4 + e] = sums[m][c][e] + bias[c][e % 2];
-    }
-  }
-  activate(o.activation, flat);
   copy_async_wait<0>();
   barrier();  // the stages are free
   const Shared<float> tile = shared_array<float>(0);
@@ -324,32 +320,42 @@ linear_rows_many_kernel(Operands<T> o) {
     for (int c = 0; c < C; ++c) {
       FRIT_UNROLL
       for (int h = 0; h < 2; ++h) {
-        const int i = (m * C + c) * 4 + 2 * h;
         store_vec<2>(tile, (mine_row + 16 * m + 8 * h + g) * kManyPitch + mine_column + 8 * c + 2 * t,
-                     Vec<float, 2>{flat[i], flat[i + 1]});
+                     Vec<float, 2>{sums[m][c][2 * h] + widen(static_cast<T>(bias[c][0])),
+                                   sums[m][c][2 * h + 1] + widen(static_cast<T>(bias[c][1]))});
       }
     }
   }
   barrier();
+  if (o.activation != kNoActivation) {
+    FRIT_UNROLL_BY(1)
+    for (int i = 0; i < 2 * kEach; ++i) {
+      const int at = row_of(i / 2) * kManyPitch + own_column + i % 2 * 4;
+      const Vec<float, 4> part = load_vec<4>(tile, at);
+      float x[4] = {part[0], part[1], part[2], part[3]};
+      activate(o.activation, x);
+      store_vec<4>(tile, at, Vec<float, 4>{x[0], x[1], x[2], x[3]});
+    }
+  }
   FRIT_UNROLL
   for (int i = 0; i < kEach; ++i) {
-    const int row = first_row + row_of(i);
-    if (row >= o.rows) continue;
+    const int to = first_row + row_of(i);
+    if (to >= o.rows) continue;
     Vec<float, 8> y;
     FRIT_UNROLL
     for (int h = 0; h < 2; ++h) {
-      const Vec<float, 4> part = load_vec<4>(tile, row_of(i) * kManyPitch + column + 4 * h);
+      const Vec<float, 4> part = load_vec<4>(tile, row_of(i) * kManyPitch + own_column + 4 * h);
       FRIT_UNROLL
       for (int e = 0; e < 4; ++e) y[4 * h + e] = part[e] + widen(static_cast<T>(residual[i][4 * h + e]));
     }
-    const int64_t at = row * o.y_stride;
+    const int64_t at = to * o.y_stride;
     if (o.wide_y) {
       FRIT_UNROLL
       for (int h = 0; h < 2; ++h)
-        store_span<4>(o.wide_y + at, first_column + column + 4 * h, o.n,
+        store_span<4>(o.wide_y + at, first_column + own_column + 4 * h, o.n,
                       Vec<float, 4>{y[4 * h], y[4 * h + 1], y[4 * h + 2], y[4 * h + 3]});
     } else {
-      store_span<8>(o.y + at, first_column + column, o.n, from_float<T>(y));
+      store_span<8>(o.y + at, first_column + own_column, o.n, from_float<T>(y));
     }
   }
 }
