@@ -12,8 +12,8 @@ FRIT_KERNEL(kThreads, (aligned ? 2 : 1))
 linear_rows_fma_kernel(Operands<float> o) {
   constexpr int C = tile_columns / 8, kFlying = 8;  // rows of x under way at a time
   let_next_start();
-  const int first_row = static_cast<int>(block_index() % o.row_tiles) * tile_rows;
-  const int first_column = static_cast<int>(block_index() / o.row_tiles) * tile_columns;
+  const int block = static_cast<int>(block_index());
+  const int first_row = block % o.row_tiles * tile_rows, first_column = block / o.row_tiles * tile_columns;
   const int g = lane() / 4, t = lane() % 4;
   const int begin = warp() * o.piece, end = least(o.k, begin + o.piece);
   const Shared<float> region = shared_array<float>(warp() * o.region);

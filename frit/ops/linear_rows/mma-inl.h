@@ -32,8 +32,8 @@ linear_rows_mma_kernel(Operands<T> o) {
   static_assert(aligned || !norm);
   constexpr int M = tile_rows / 16, C = tile_columns / 8;
   let_next_start();
-  const int first_row = static_cast<int>(block_index() % o.row_tiles) * tile_rows;
-  const int tile = static_cast<int>(block_index() / o.row_tiles), first_column = tile * tile_columns;
+  const int block = static_cast<int>(block_index()), tile = block / o.row_tiles;
+  const int first_row = (block - tile * o.row_tiles) * tile_rows, first_column = tile * tile_columns;
   const int g = lane() / 4, t = lane() % 4;
   const int begin = warp() * o.piece, end = least(o.k, begin + o.piece);
   const Shared<T> region = shared_array<T>(warp() * o.region);
@@ -56,9 +56,6 @@ linear_rows_mma_kernel(Operands<T> o) {
   float sums[M][C][4] = {};
   const Global<const T> x = o.x + (static_cast<int64_t>(first_row) + g) * o.x_stride;
   const auto there = [&](int m) { return first_row + 8 * m + g < o.rows; };
-  // Whether any row of the eight exists: the same in all lanes.
-  const auto eight = [&](int m) { return first_row + 8 * m < o.rows; };
-
   if constexpr (norm) {
     constexpr int kSteps = kNormPiece / 32;
     Vec<T, 8> rows[kSteps][2 * M];
@@ -73,41 +70,55 @@ linear_rows_mma_kernel(Operands<T> o) {
     for (int m = 0; m < 2 * M; ++m) pivots[m] = there(m) ? load(x + 8 * m * o.x_stride, 0) : convert<T>(0.0f);
     epilogue.load_residual(o, first_row, first_column);
 
-    const Shared<float> moments = shared_array<float>(kWarps * (o.region + kConstantsBytes));
-    FRIT_UNROLL
-    for (int m = 0; m < 2 * M; ++m) {
-      if (!eight(m)) continue;
-      const float from = widen(pivots[m]);
-      float sum = 0, squares = 0;
+    // LN of the first `groups` eights of rows, in registers.
+    const auto normalise = [&](auto groups) {
+      constexpr int G = decltype(groups)::value;
+      const Shared<float> moments = shared_array<float>(kWarps * (o.region + kConstantsBytes));
+      const float counts[2] = {static_cast<float>(columns_in(o.k, o.piece, 2 * t)),
+                               static_cast<float>(columns_in(o.k, o.piece, 2 * t + 1))};
+      float mean[G], squares[G];
       FRIT_UNROLL
-      for (int s = 0; s < kSteps; ++s)
-        if (begin + 32 * s + 8 * t < end) sum += sum_about(rows[s][m], from, 8);
-      const float mean = mul_rn(warp_sum<4>(sum), inverse);
-      FRIT_UNROLL
-      for (int s = 0; s < kSteps; ++s)
-        if (begin + 32 * s + 8 * t < end) squares += squares_about(rows[s][m], from, mean, 8);
-      squares = warp_sum<4>(squares);
-      if (t == 0) store_vec<2>(moments, (8 * m + g) * kMomentsPitch + 2 * warp(), Vec<float, 2>{mean, squares});
-    }
-    copy_async_wait<1>();  // gamma and beta; w may be under way
-    barrier();
-    FRIT_UNROLL
-    for (int m = 0; m < 2 * M; ++m) {
-      if (!eight(m)) continue;
-      Vec<float, 4> parts[kWarps / 2];
-      FRIT_UNROLL
-      for (int p = 0; p < kWarps / 2; ++p) parts[p] = load_vec<4>(moments, (8 * m + g) * kMomentsPitch + 4 * p);
-      const Scaling scaling = merge_pieces(widen(pivots[m]), o.k, o.piece, inverse_k, o.epsilon, [&](int p) {
-        return Vec<float, 2>{parts[p / 2][p % 2 * 2], parts[p / 2][p % 2 * 2 + 1]};
-      });
+      for (int m = 0; m < G; ++m) mean[m] = squares[m] = 0;
       FRIT_UNROLL
       for (int s = 0; s < kSteps; ++s) {
-        // Behind the row's end gamma and beta are 0.
-        if (begin + 32 * s < end)
-          rows[s][m] = normalised(rows[s][m], load_vec<8>(constants, 32 * s + 8 * t),
-                                  load_vec<8>(constants, kNormPiece + 32 * s + 8 * t), scaling);
+        if (begin + 32 * s + 8 * t >= end) break;
+        FRIT_UNROLL
+        for (int m = 0; m < G; ++m) mean[m] += sum_about(rows[s][m], widen(pivots[m]), 8);
       }
-    }
+      FRIT_UNROLL
+      for (int m = 0; m < G; ++m) mean[m] = mul_rn(warp_sum<4>(mean[m]), inverse);
+      FRIT_UNROLL
+      for (int s = 0; s < kSteps; ++s) {
+        if (begin + 32 * s + 8 * t >= end) break;
+        FRIT_UNROLL
+        for (int m = 0; m < G; ++m) squares[m] += squares_about(rows[s][m], widen(pivots[m]), mean[m], 8);
+      }
+      FRIT_UNROLL
+      for (int m = 0; m < G; ++m) squares[m] = warp_sum<4>(squares[m]);
+      FRIT_UNROLL
+      for (int m = 0; m < G; ++m)
+        if (t == 0) store_vec<2>(moments, (8 * m + g) * kMomentsPitch + 2 * warp(), Vec<float, 2>{mean[m], squares[m]});
+      copy_async_wait<1>();  // gamma and beta; w may be under way
+      barrier();
+      Scaling scalings[G];
+      FRIT_UNROLL
+      for (int m = 0; m < G; ++m)
+        scalings[m] = merge_pieces(widen(pivots[m]), counts, load_vec<4>(moments, (8 * m + g) * kMomentsPitch + 4 * t),
+                                   inverse_k, o.epsilon);
+      FRIT_UNROLL
+      for (int s = 0; s < kSteps; ++s) {
+        if (begin + 32 * s >= end) break;
+        // Behind the row's end both are 0.
+        const Vec<T, 8> gamma = load_vec<8>(constants, 32 * s + 8 * t),
+                        beta = load_vec<8>(constants, kNormPiece + 32 * s + 8 * t);
+        FRIT_UNROLL
+        for (int m = 0; m < G; ++m) rows[s][m] = normalised(rows[s][m], gamma, beta, scalings[m]);
+      }
+    };
+    if (M == 1 && first_row + 8 >= o.rows)
+      normalise(std::integral_constant<int, 1>());
+    else
+      normalise(std::integral_constant<int, 2 * M>());
     copy_async_wait<0>();
     FRIT_UNROLL
     for (int s = 0; s < kSteps; ++s) {
@@ -215,8 +226,8 @@ linear_rows_many_kernel(Operands<T> o) {
   constexpr int M = 2, C = 4;
   static_assert(2 * M * 16 == kManyRows && 2 * C * 8 == kManyColumns);
   let_next_start();
-  const int first_row = static_cast<int>(block_index() % o.row_tiles) * kManyRows;
-  const int first_column = static_cast<int>(block_index() / o.row_tiles) * kManyColumns;
+  const int block = static_cast<int>(block_index());
+  const int first_row = block % o.row_tiles * kManyRows, first_column = block / o.row_tiles * kManyColumns;
   const int g = lane() / 4, t = lane() % 4;
   const int stages = (o.k + 63) / 64, steps_a_piece = o.piece / 32;
 

@@ -104,25 +104,20 @@ FRIT_DEVICE float inverse_of(int count) {
 struct Scaling {
   float centre = 0, rstd = 0, rest = 0;
 };
-// From means and squares of the pieces, piece(p) gives both. Source: Chan, Golub, LeVeque 1979, for all pieces at once.
-template <typename F>
-FRIT_DEVICE Scaling merge_pieces(float from, int k, int piece, float inverse_k, float epsilon, F&& piece_moments) {
-  float means[kWarps], squares = 0, sum = 0;
+// From a row's pieces: lane t of a quad gives counts of pieces 2 t and 2 t + 1, and their means and squares in turn.
+// Source: Chan, Golub, LeVeque 1979, for all pieces at once.
+FRIT_DEVICE Scaling merge_pieces(float from, const float (&counts)[2], const Vec<float, 4>& pieces, float inverse_k,
+                                 float epsilon) {
+  const float sum = fmaf(counts[1], pieces[2], mul_rn(counts[0], pieces[0]));
+  const float mean = mul_rn(warp_sum<4>(sum), inverse_k);
+  float squares = add_rn(pieces[1], pieces[3]);
   FRIT_UNROLL
-  for (int p = 0; p < kWarps; ++p) {
-    const Vec<float, 2> moments = piece_moments(p);
-    means[p] = moments[0];
-    squares += moments[1];
-    sum = fmaf(static_cast<float>(columns_in(k, piece, p)), means[p], sum);
-  }
-  const float mean = mul_rn(sum, inverse_k);
-  FRIT_UNROLL
-  for (int p = 0; p < kWarps; ++p) {
-    const float d = sub_rn(means[p], mean);
-    squares = fmaf(static_cast<float>(columns_in(k, piece, p)) * d, d, squares);
+  for (int i = 0; i < 2; ++i) {
+    const float d = sub_rn(pieces[2 * i], mean);
+    squares = fmaf(mul_rn(counts[i], d), d, squares);
   }
   Scaling s;
-  s.rstd = rsqrt(fmaf(squares, inverse_k, epsilon));
+  s.rstd = rsqrt(fmaf(warp_sum<4>(squares), inverse_k, epsilon));
   s.centre = add_rn(from, mean);
   s.rest = mul_rn(sub_rn(sub_rn(s.centre, from), mean), s.rstd);
   return s;
@@ -184,9 +179,12 @@ linear_rows_norm_kernel(Operands<T> o) {
     if (at < end) squares += squares_about(load_row<aligned, N>(x, at, end), from, mean, has(at));
   }
   squares = warp_sum<4>(squares);
-  const Scaling scaling = merge_pieces(from, o.k, o.piece, inverse_k, o.epsilon, [&](int p) {
-    return Vec<float, 2>{shuffle(mean, 4 * p), shuffle(squares, 4 * p)};
-  });
+  const int own = lane() % 4 * 2;
+  const float counts[2] = {static_cast<float>(columns_in(o.k, o.piece, own)),
+                           static_cast<float>(columns_in(o.k, o.piece, own + 1))};
+  const Vec<float, 4> pieces = {shuffle(mean, 4 * own), shuffle(squares, 4 * own), shuffle(mean, 4 * own + 4),
+                                shuffle(squares, 4 * own + 4)};
+  const Scaling scaling = merge_pieces(from, counts, pieces, inverse_k, o.epsilon);
 
   const Global<T> y = o.normed + row * o.normed_stride;
   const auto write = [&](int at, const Vec<T, N>& v) {
