@@ -51,11 +51,11 @@ linear_rows_mma_kernel(Operands<T> o) {
     if (begin + 32 * o.held < end) prefetch_rest<tile_columns>(o, first_column, begin + 32 * o.held, end);
   float inverse = 0, inverse_k = 0;
   if constexpr (norm) inverse = inverse_of(end - begin), inverse_k = inverse_of(o.k);
+  const Global<const T> x = o.x + (static_cast<int64_t>(first_row) + g) * o.x_stride;
+  const auto there = [&](int m) { return first_row + 8 * m + g < o.rows; };
   wait_for_previous();
 
   float sums[M][C][4] = {};
-  const Global<const T> x = o.x + (static_cast<int64_t>(first_row) + g) * o.x_stride;
-  const auto there = [&](int m) { return first_row + 8 * m + g < o.rows; };
   if constexpr (norm) {
     constexpr int kSteps = kNormPiece / 32;
     Vec<T, 8> rows[kSteps][2 * M];
@@ -144,17 +144,16 @@ linear_rows_mma_kernel(Operands<T> o) {
     // Steps whose x is under way at a time.
     constexpr int kFlying = (M * C > 2 ? 8 : 16) / (2 * M);
     for (int from = begin; from < end; from += 32 * o.held) {
-      if constexpr (aligned)
-        if (from > begin) hold<tile_columns>(o, region, first_column, from, end);
       const int steps = least(o.held, (end - from + 31) / 32);
       for (int first = 0; first < steps; first += kFlying) {
         Vec<T, 8> rows[kFlying][2 * M];
         FRIT_UNROLL
         for (int s = 0; s < kFlying; ++s) {
+          if (first + s >= steps) break;
           const int at = from + 32 * (first + s) + 8 * t;
           FRIT_UNROLL
           for (int m = 0; m < 2 * M; ++m)
-            rows[s][m] = load_row<aligned, 8>(x + 8 * m * o.x_stride, at, first + s < steps && there(m) ? end : 0);
+            rows[s][m] = load_row<aligned, 8>(x + 8 * m * o.x_stride, at, there(m) ? end : 0);
         }
         if (first == 0 && from == begin) epilogue.load_residual(o, first_row, first_column);
         if constexpr (aligned)
@@ -177,6 +176,8 @@ linear_rows_mma_kernel(Operands<T> o) {
           }
         }
       }
+      if constexpr (aligned)
+        if (from + 32 * o.held < end) hold<tile_columns>(o, region, first_column, from + 32 * o.held, end);
     }
     if (begin >= end) epilogue.load_residual(o, first_row, first_column);  // a warp without a piece
   }
