@@ -38,12 +38,13 @@ struct Places {
 // numbers. Four lanes share an element, one of them calls put. The warps [first_warp, first_warp + warps) take part.
 template <typename Make, typename Put>
 FRIT_DEVICE void rank_elements(int first_warp, int warps, int n, int all, Make&& make, Put&& put) {
+  FRIT_UNROLL_BY(1)
   for (int begin = 0; begin < n; begin += 8 * warps) {
     const int i = begin + (warp() - first_warp) * 8 + lane() / 4;
     int rank = 0;
     if (i < n) {
       const auto before = make(i);
-      FRIT_UNROLL_BY(4)
+      FRIT_UNROLL_BY(2)
       for (int j = lane() % 4; j < all; j += 4) rank += before(j) ? 1 : 0;
     }
     rank += shuffle_xor(rank, 1);
@@ -55,11 +56,14 @@ FRIT_DEVICE void rank_elements(int first_warp, int warps, int n, int all, Make&&
 template <typename F>
 FRIT_DEVICE int count_of(int n, F&& holds) {
   int count = 0;
+  FRIT_UNROLL_BY(1)
   for (int begin = 0; begin < n; begin += kWarpSize)
     count += count_bits(ballot(begin + lane() < n && holds(begin + lane())));
   return count;
 }
 
+// Loops run once or twice: unrolled, they would only make more instructions to fetch, which a step that runs once in
+// some hundred microseconds finds in no near cache.
 template <typename T>
 FRIT_KERNEL(kThreads, 4)
 search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t logits_stride) {
@@ -104,6 +108,7 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
   }
   const int64_t base = int64_t{sentence} * k;
   const int prompt = load(s.prompt, sentence), max_length = load(s.max_length, sentence);
+  FRIT_UNROLL_BY(1)
   for (int b = me; b < k; b += kThreads) {
     const float old = load(s.scores, base + b);
     if (x.beam) {
@@ -142,10 +147,13 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
         store(pool_tokens, b * x.keep + rank, token);
         if (!x.beam) return;
         // At the first choice all beams are one; the others' sums keep them from being chosen twice.
+        FRIT_UNROLL_BY(1)
+        FRIT_UNROLL_BY(1)
         for (int parent = b; parent < (begun ? b + 1 : k); ++parent)
           store(sums, parent * x.kept + rank, without_nan(add_rn(value, load(old_scores, parent))));
       };
       if (forced >= 0) {
+        FRIT_UNROLL_BY(1)
         for (int i = me; i < rows * x.kept; i += kThreads) {
           const int b = i / x.kept, j = i - b * x.kept;
           keep(b, j, j == 0 ? 0.0f : -INFINITY, j == 0 ? forced : j - 1 < forced ? j - 1 : j);
@@ -154,6 +162,8 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
       } else {
         const bool back = rules.looks_back();
         const int together = back ? 1 : x.together;
+        FRIT_UNROLL_BY(1)
+        FRIT_UNROLL_BY(1)
         for (int first = 0; first < rows; first += together) {
           const int n = together < rows - first ? together : rows - first;
           int banned_count = 0;
@@ -167,6 +177,7 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
               return -INFINITY;
             return rules.penalty != 1.0f && contains(id_row, length, token) ? rules.penalised(value) : value;
           };
+          FRIT_UNROLL_BY(1)
           for (int i = me; i < n * x.count; i += kThreads) {
             float logit = first_logit, lse = first_lse;
             int token = first_token;
@@ -185,6 +196,7 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
           int all = n * x.count;
           if (rules.penalty < 1.0f && logits) {  // tokens that are there already may overtake all of these
             barrier();
+            FRIT_UNROLL_BY(1)
             for (int i = me; i < length; i += kThreads) {
               const int token = load(id_row, i);
               if (contains(id_row, i, token) || contains(tokens, x.count, token)) continue;
@@ -305,9 +317,11 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
       barrier();
       // Everything was banned: what is left is better than nothing.
       bool none = all_end;
+      FRIT_UNROLL_BY(1)
       for (int m = 0; none && m < 2 * k; ++m) none = load(merged_ranks, m) < 0 || load(merged_lengths, m) <= 0;
       if (none) {
         barrier();
+        FRIT_UNROLL_BY(1)
         for (int m = me; m < 2 * k; m += kThreads) {
           const int rank = load(merged_ranks, m);
           if (m < k) {
@@ -326,13 +340,16 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
       }
       if (new_finished > 0) {
         // Columns that no old one needs any more, to the new ones in order.
+        FRIT_UNROLL_BY(1)
         for (int m = me; m < k; m += kThreads)
           if (load(merged_ranks, m) < 0) {
             int before = 0;
+            FRIT_UNROLL_BY(1)
             for (int o = 0; o < m; ++o) before += load(merged_ranks, o) < 0;
             store(free_columns, before, load(merged_columns, m));
           }
         barrier();
+        FRIT_UNROLL_BY(1)
         for (int m = k + me; m < 2 * k; m += kThreads)
           if (load(merged_ranks, m) >= 0) {
             int before = 0;
@@ -341,7 +358,8 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
           }
         barrier();
       }
-      if (new_finished > 0)
+      if (new_finished > 0) {
+        FRIT_UNROLL_BY(1)
         for (int m = me; m < 2 * k; m += kThreads) {
           const int rank = load(merged_ranks, m);
           if (rank < 0) continue;
@@ -349,15 +367,19 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
           store(s.done_length, base + rank, load(merged_lengths, m));
           store(s.done_column, base + rank, load(merged_columns, m));
         }
+      }
       // ---- Whether the sentence is over ----
       const int finished = count_of(k, [&](int j) { return load(done_lengths, j) > 0; });
       const float best = div_rn(load(next_values, 0), running_divisor), worst = load(done_scores, k - 1);
       const bool improvable = (finished > 0 && best > worst) || (finished < k && best > kWorst);
       over = all_end || !improvable || (settings(kSearchEarlyStopping) == 1 && finished == k);
-      if (!over)
+      if (!over) {
+        FRIT_UNROLL_BY(1)
         for (int b = me; b < k; b += kThreads) store(s.scores, base + b, load(next_values, b));
+      }
     } else {
       // ---- Greedy and sampling: every hypothesis goes its own way ----
+      FRIT_UNROLL_BY(1)
       for (int b = me; b < k; b += kThreads) {
         const bool ended = load(merged_ranks, b) != 0;
         int token = settings(kSearchPad), finished = -1;
@@ -388,13 +410,15 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
     }
 
     // ---- The ids of those that finished ----
-    if (new_finished > 0)
+    if (new_finished > 0) {
+      FRIT_UNROLL_BY(1)
       for (int i = 0; i < k; ++i) {
         const int m = old_count + i;
         if (load(merged_lengths, m) <= 0 || (x.beam && load(merged_ranks, m) < 0)) continue;
         const int parent = x.beam ? load(best_parents, i) : i;
         const int token = x.beam ? load(best_tokens, i) : load(next_tokens, i);
         const int64_t from = s.row_of(side, base + parent), to = base + load(merged_columns, m);
+        FRIT_UNROLL_BY(1)
         for (int j = 1 + me; j <= length; j += kThreads) {
           if (j >= s.places) continue;
           store(s.done_ids, (j - 1) * s.slots + to, j < length ? load(s.ids, from + j) : token);
@@ -404,13 +428,15 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
           store(s.done_token_scores, (j - 1) * s.slots + to, score);
         }
       }
+    }
   }
 
   // ---- Tables of the next step ----
   const bool goes_on = choosing && !over;
   const bool given = active && !choosing;  // still the prefix
   const auto from_row = [&](int b) { return s.row_of(side, base + (goes_on ? load(next_parents, b) : b)); };
-  if (room)
+  if (room) {
+    FRIT_UNROLL_BY(1)
     for (int b = me; b < k; b += kThreads) {
       const int64_t to = s.row_of(side ^ 1, base + b);
       const int token = goes_on ? load(next_tokens, b) : given ? load(s.ids, from_row(b) + length) : 0;
@@ -420,9 +446,11 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
       store(s.row_ids, row + b, token);
       store(s.row_positions, row + b, length);
     }
+  }
   // A warp copies 32 places of a row at a time, and `kAtOnce` times as many are on their way.
-  constexpr int kAtOnce = 4;
+  constexpr int kAtOnce = 2;
   const int whole = given && prompt > length ? prompt : length, chunks = (whole + kWarpSize - 1) / kWarpSize;
+  FRIT_UNROLL_BY(1)
   for (int first = warp(); first < k * chunks; first += kWarps * kAtOnce) {
     int32_t id[kAtOnce] = {}, origin[kAtOnce] = {};
     float score[kAtOnce] = {};
@@ -461,6 +489,7 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
   // ---- The last block lets sentences go that are over ----
   if (!last_block(s.counter, counters + 3)) return;
   int kept_before = 0, left_before = 0;
+  FRIT_UNROLL_BY(1)
   for (int begin = 0; begin < live; begin += kThreads) {
     const int i = begin + me;
     const bool inside = i < live;
@@ -473,6 +502,7 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
     }
     barrier();  // also: all of these have read their sentence
     int stay_at = kept_before, leave_at = left_before;
+    FRIT_UNROLL_BY(1)
     for (int w = 0; w < kWarps; ++w) {
       const int stay = static_cast<int>(load(counters, 4 + w)),
                 leave = static_cast<int>(load(counters, 4 + kWarps + w));
@@ -484,15 +514,18 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
     if (begin + kThreads < live || left_before > 0) barrier();  // counters are written again, who leaves is read
   }
   if (left_before > 0) {
+    FRIT_UNROLL_BY(1)
     for (int i = me; i < left_before; i += kThreads)
       store(s.live_sentence, kept_before + i, load(s.scratch, s.sentences + i));
     barrier();
-    if (room)
+    if (room) {
+      FRIT_UNROLL_BY(1)
       for (int r = me; r < live * k; r += kThreads) {
         const int i = r / k;
         const int64_t slot = int64_t{load(s.live_sentence, i)} * k + r - i * k;
         store(s.row_ids, r, load(s.ids, s.row_of(side ^ 1, slot) + length));
       }
+    }
   }
   if (me == 0) {
     store(s.position, 0, length);

@@ -56,11 +56,13 @@ struct Rules {
         eos_banned(length < all(kSearchMinLength) || length - prompt < all(kSearchMinNew)),
         penalty(penalty) {}
   FRIT_DEVICE bool is_eos(int token) const {
+    FRIT_UNROLL_BY(1)
     for (int i = 0; i < eos_count; ++i)
       if (settings(kSearchLists + i) == token) return true;
     return false;
   }
   FRIT_DEVICE bool is_single(int token) const {
+    FRIT_UNROLL_BY(1)
     for (int i = 0; i < singles; ++i)
       if (settings(kSearchLists + eos_count + i) == token) return true;
     return false;
@@ -74,6 +76,7 @@ struct Rules {
 };
 
 FRIT_DEVICE bool contains(const Shared<int32_t>& list, int count, int token) {
+  FRIT_UNROLL_BY(1)
   for (int i = 0; i < count; ++i)
     if (load(list, i) == token) return true;
   return false;
@@ -87,18 +90,24 @@ FRIT_DEVICE void look_back(const Rules& rules, const Global<int32_t>& hypothesis
                            const Shared<uint32_t>& counters) {
   const int me = thread_index(), n = rules.ngram;
   barrier();  // the row before is done with
+  FRIT_UNROLL_BY(1)
   for (int i = me; i < length; i += kThreads) store(ids, i, load(hypothesis, i));
   if (me == 0) store(counters, 0, 0u), store(counters, 1, 0u);
   barrier();
-  if (n > 0)
+  if (n > 0) {
+    FRIT_UNROLL_BY(1)
     for (int i = me; i + n <= length; i += kThreads) {
       bool same = true;
+      FRIT_UNROLL_BY(1)
       for (int j = 0; same && j < n - 1; ++j) same = load(ids, i + j) == load(ids, length - n + 1 + j);
       if (same) store(banned, atomic_add(counters, 0, 1u), load(ids, i + n - 1));
     }
+  }
+  FRIT_UNROLL_BY(1)
   for (int q = me; q < rules.sequences; q += kThreads) {
     const int begin = rules.sequence_begin(q), before = rules.sequence_begin(q + 1) - begin - 1;
     bool same = before <= length;
+    FRIT_UNROLL_BY(1)
     for (int j = 0; same && j < before; ++j) same = rules.settings(begin + j) == load(ids, length - before + j);
     if (same) store(banned, atomic_add(counters, 0, 1u), rules.settings(begin + before));
   }
