@@ -34,9 +34,9 @@ constexpr bool linear_rows_norms_inside(int i, DType dtype, int64_t k) {
 }
 // Loads of w a thread, 16 bytes each, that shared memory holds at a time: 64 KB a block.
 constexpr int kLinearRowsHeld = 16;
-// What runs by default: of up to 32 rows' tiles 16 x 32 at most two a multiprocessor of 132, the widest that still make
-// 64 blocks (96 for up to 16 rows); else "64x64" from 48 blocks on; else 32 rows, the widest columns that make 96
-// blocks.
+// What runs by default. Up to 16 rows: the widest tile of 16 rows that makes 96 blocks. More: the widest of 16 rows
+// that makes 64, as long as these are at most 264 blocks (two for each of 132 multiprocessors); else "64x64" if it
+// makes 48; else the widest of 32 rows that makes 96. If none makes that many, the narrowest.
 int linear_rows_choice(int64_t rows, int64_t n, DType dtype);
 
 // A block of 8 warps makes a tile of y: each warp sums one piece of k; no element of x or w is needed twice in a block,
@@ -48,8 +48,8 @@ int linear_rows_choice(int64_t rows, int64_t n, DType dtype);
 // it holds. Every block does so again; those of the first tile of columns write `normed`. Other norms are a launch of
 // their own, through `normed` or scratch.
 // "64x64": tiles of x and w go through shared memory, 64 of k at a time, four of them under way; a warp sums 32 rows
-// and 32 columns, piece after piece. Cost: 1 launch, 1 barrier, 2 with a norm inside; else 2 launches, the first
-// without a barrier.
+// and 32 columns, piece after piece. A barrier before every 64 of k, and two behind.
+// Cost: 1 launch with 1 barrier, with a norm inside 2; a norm apart is one more launch, without a barrier.
 void linear_rows_gpu(Context& context, const LinearRowsArgs& args, const Tensor& y);
 // Its parts: instance i runs.
 void linear_rows_bf16_gpu(Context& context, const LinearRowsArgs& args, const Tensor& y, int i);

@@ -23,8 +23,9 @@ struct LinearRowsArgs {
 };
 
 // Math: y = act(LN(x) w^T + bias) + residual, each but the product only if given. Sums in fp32; LN(x) is rounded to x's
-// dtype before it meets w; LN(x) = (x - mean) / sqrt(var + epsilon) * gamma + beta, var biased, by merging means and
-// squares about them (Chan), which loses nothing to a large mean.
+// dtype before it meets w; LN(x) = (x - mean) / sqrt(var + epsilon) * gamma + beta, var biased, as exact as if the mean
+// had been taken off beforehand: on a GPU means and squares are those of the pieces below, about the row's first
+// element, merged (Chan); on the CPU they are fp64.
 // Shapes: y [rows, n], any row stride, x's dtype or f32. dtypes: f32, bf16, on a GPU also f16. k, n >= 1.
 //
 // Bits: k is cut into 8 pieces by its length alone; each is summed in rising order from 0, then the pieces in their
@@ -36,10 +37,10 @@ struct LinearRowsArgs {
 // step waits for its weights passes while the step before it still runs. No kernel that may still run may write them:
 // behind the conversion or the upload of weights the host waits once (Gpu::synchronize), then decodes.
 //
-// Cost: 1 launch (2 with a norm of hundreds of rows, which then takes scratch for LN(x) unless `normed` is given). w is
-// read once for every 16 to 128 rows, x once for every 8 to 128 columns, with a norm twice (gpu.h has the tiles). Any
-// number of rows is right; gemm may be faster for hundreds.
-// Errors: std::invalid_argument if shapes or dtypes do not fit. rows == 0 does nothing.
+// Cost: 1 launch. With a norm 2 for f32, for rows of more than 1024, for addresses that are not multiples of 16 bytes
+// and for hundreds of rows; these take scratch for LN(x) unless `normed` is given. w is read once for every 16 to 64
+// rows, x once for every 8 to 64 columns (gpu.h has the tiles). Any number of rows is right; gemm may be faster for
+// hundreds. Errors: std::invalid_argument if shapes or dtypes do not fit. rows == 0 does nothing.
 void linear_rows(Context& context, const LinearRowsArgs& args, const Tensor& y);
 
 }  // namespace frit
