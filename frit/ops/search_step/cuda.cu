@@ -162,8 +162,13 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
         const int b = e / x.kept;
         return (begun ? b : 0) * x.keep + e - b * x.kept;
       };
-      for (int e = me; e < all; e += kThreads)
-        store(sums, e, without_nan(add_rn(load(pool_values, from_of(e)), load(s.scores, base + e / x.kept))));
+      const float diversity = load(x.numbers, kSearchDiversity);
+      for (int e = me; e < all; e += kThreads) {
+        const int b = e / x.kept;
+        const float value =
+            sub_rn(load(pool_values, from_of(e)), mul_rn(diversity, static_cast<float>(e - b * x.kept)));
+        store(sums, e, without_nan(add_rn(value, load(s.scores, base + b))));
+      }
       barrier();
       for (int e = me; e < all; e += kThreads) {
         const float value = load(sums, e);
