@@ -314,7 +314,7 @@ class Bench {
       }
       context.force(op, "");
       if (!best_name.empty()) {
-        tuning_.set(op, keys[op], best_name);
+        if (!keys[op].empty()) tuning_.set(op, keys[op], best_name);  // none: the operator takes another one's choice
         if (chosen > 1.15 * best)
           fmt::print("{:<26} {:<44} {:<8} the rule's choice {} is {:.0f} % slower than {}\n", c.op, c.name,
                      backward ? "backward" : "forward", chosen_name, 100 * (chosen / best - 1), best_name);

@@ -1,86 +1,138 @@
 #!/usr/bin/env bash
-# Checks and times everything on a machine with an NVIDIA GPU: every case of every operator on CUDA, compute-sanitizer over a
-# part of them, the operator benchmarks, and PyTorch's beside them; writes one JSON file and prints one table.
-# usage: tools/gpu_check.sh [--programs FOLDER] [--results FOLDER] [--out FILE] [--no-torch] [--no-sanitizer] [--seconds N]
-#   --programs   use programs built elsewhere instead of building here (docs/building.md)
-#   --results    where logs and parts go (build/gpu_check)
+# Checks and times everything on a machine with an NVIDIA GPU: every case of every operator on CUDA, the operator benchmarks and
+# PyTorch's beside them, errors of 16-bit results beside PyTorch's, compute-sanitizer over a part of the cases; writes one JSON file
+# and prints one table. Nine minutes on an H200 with 16 cores.
+# usage: tools/gpu_check.sh [--programs FOLDER] [--results FOLDER] [--out FILE] [--stages LIST] [--limit STAGE=SECONDS]... [--scale N]
+#   --programs   use programs built elsewhere (test_ops, bench_gpu_ops) instead of building here (docs/building.md)
+#   --results    where logs and parts go (build/gpu_check); a later run of other stages goes on from there
 #   --out        the JSON (bench/results/gpu-ops.json)
-#   --seconds    for PyTorch's benchmarks (240)
-# Needs: a GPU and its driver; python3 with torch for the comparison; compute-sanitizer (comes with CUDA) for that part. What is
-# missing is said and left out. Ends with 1 if a case fails, a sanitizer finds something or a benchmark breaks.
+#   --stages     which to run, with commas between, in this order: cases, bench, torch, errors, numerics, join, memcheck, racecheck
+#   --limit      the most seconds that a stage may take (cases=140 bench=110 torch=110 errors=50 numerics=30 memcheck=45 racecheck=45)
+#   --scale      times all limits
+# A stage that runs out of time keeps what it has, says what it has not done, and counts as failed. Needs: a GPU and its driver;
+# python3 with torch for torch and numerics; compute-sanitizer (comes with CUDA) for the last two. What is missing is said and left
+# out. Ends with 1 if a case fails, an error is more than twice PyTorch's, a sanitizer finds something, or a stage breaks.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/gpu_common.sh
-programs= results=build/gpu_check out=bench/results/gpu-ops.json torch=yes sanitizer=yes seconds=240
+programs= results=build/gpu_check out=bench/results/gpu-ops.json scale=1
+stages=cases,bench,torch,errors,numerics,join,memcheck,racecheck
+declare -A limit=([cases]=140 [bench]=110 [torch]=110 [errors]=50 [numerics]=30 [join]=30 [memcheck]=45 [racecheck]=45)
+usage() {
+  sed -n '2,16s/^# \{0,1\}//p' "$0"
+  exit 2
+}
 while [ $# -gt 0 ]; do
-  if take_flag "programs results out seconds" "$@"; then
+  if take_flag "programs results out stages scale" "$@"; then
     shift 2
     continue
   fi
+  [ $# -gt 1 ] || usage
   case "$1" in
-    --no-torch) torch= ;;
-    --no-sanitizer) sanitizer= ;;
-    *) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    --limit)
+      name=${2%%=*} seconds=${2#*=}
+      [ -n "${limit[$name]-}" ] && [ "$seconds" -gt 0 ] 2>/dev/null || usage
+      limit[$name]=$seconds
+      ;;
+    *) usage ;;
   esac
-  shift
+  shift 2
 done
+for stage in ${stages//,/ }; do [ -n "${limit[$stage]-}" ] || usage; done
+runs() { case ",$stages," in *",$1,"*) return 0 ;; *) return 1 ;; esac; }
 mkdir -p "$results"
 need_gpu gpu_check
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$results/gpu.txt"
 need_programs
 status=0
-step() {  # name, command...: runs it, keeps the log, remembers a failure
+# step STAGE COMMAND...: runs it, keeps the log, remembers a failure. The command sees when its time is over in $deadline (of $SECONDS).
+step() {
   local name=$1 begin=$SECONDS
+  deadline=$((SECONDS + limit[$name] * scale))
   shift
-  echo "== $name"
+  echo "== $name (at most $((deadline - begin)) s)"
   "$@" 2>&1 | tee "$results/$name.log" | tail -n "${LINES_SHOWN:-40}"
   local code=${PIPESTATUS[0]}
-  echo "== $name: exit code $code, $((SECONDS - begin)) s"
+  echo "== $name: exit code $code$([ "$code" = 124 ] && echo ', out of time'), $((SECONDS - begin)) s"
   [ "$code" = 0 ] || status=1
 }
-# Each operator's cases are a program run of their own, two at a time: their oracles are the host's work. Not more: a case whose
-# rows lie 2^30 elements apart takes up to 64 GB of the GPU, embedding's 84.
-cases() {
-  local op
-  : >"$results/tests.txt"
+within() { timeout -k 5 $((deadline > SECONDS ? deadline - SECONDS : 1)) "$@"; }
+
+# run_operators LIST TOGETHER COMMAND...: the cases of each operator in a program run of their own, some at a time; a line "operator
+# code" each in LIST. A code of 124: out of time.
+run_operators() {
+  local list=$1 together=$2 op
+  shift 2
+  : >"$results/$list.txt"
   for op in embedding $("$programs/test_ops" --gtest_list_tests --gtest_filter='*OpCasesGpu*' | sed -n 's/^ *Pass\/\([a-z_]*\).*/\1/p' | grep -v '^embedding$'); do
-    while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
+    while [ "$(jobs -rp | wc -l)" -ge "$together" ]; do wait -n; done
     (
-      "$programs/test_ops" --gtest_brief=1 --gtest_filter="*OpCasesGpu*/$op" >"$results/cases_$op.log" 2>&1
+      within "$@" "$programs/test_ops" --gtest_brief=1 --gtest_filter="*OpCasesGpu*/$op" >"$results/${list}_$op.log" 2>&1
       code=$?
-      echo "$op $code" >>"$results/tests.txt"
-      [ "$code" = 0 ] || { echo "$op: exit code $code"; grep -v -E '^(Running|\[|Google|$)' "$results/cases_$op.log" | cut -c1-300 | head -12; }
+      echo "$op $code" >>"$results/$list.txt"
+      [ "$code" = 0 ] || { echo "$op: exit code $code"; grep -v -E '^(Running|\[|Google|$)' "$results/${list}_$op.log" | cut -c1-300 | head -12; }
     ) &
-    [ "$op" != embedding ] || wait
+    # Alone in the run of all cases: some of embedding's take 84 GB of the GPU.
+    [ "$op" != embedding ] || [ "$together" -gt 2 ] || wait
   done
   wait
-  # Tests of kernels beside the tables.
-  "$programs/test_ops" --gtest_brief=1 --gtest_filter='*Gpu*:LayerNorm*:BeamSelect*:Criterion*:Optimizer*:Embedding*:GradientNorm*-*OpCases*' >"$results/cases_others.log" 2>&1
-  echo "others $?" >>"$results/tests.txt"
-  tail -n 12 "$results/cases_others.log"
-  sort "$results/tests.txt" | tr '\n' ';'
-  ! grep -q -v ' 0$' "$results/tests.txt"
 }
-LINES_SHOWN=150 step cases cases
-LINES_SHOWN=400 step bench "$programs/bench_gpu_ops" --out "$results/ours.json" --tuning "$results/tuning.json"
-LINES_SHOWN=5 step errors "$programs/bench_gpu_ops" --errors "$results/errors.json"
-if [ -n "$torch" ]; then
-  if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-    LINES_SHOWN=150 step torch python3 bench/peers/torch_ops.py --budget-seconds "$seconds" --out "$results/torch.json"
-    LINES_SHOWN=60 step numerics python3 bench/peers/torch_numerics.py --check "$results/errors.json" --out "$results/torch_numerics.json"
+verdict() {
+  sort "$results/$1.txt" | tr '\n' ';'
+  echo
+  if grep -q ' 124$' "$results/$1.txt"; then return 124; fi
+  ! grep -q -v ' 0$' "$results/$1.txt"
+}
+# Two at a time: their oracles are the host's work. Not more: a case whose rows lie 2^30 elements apart takes up to 64 GB of the GPU.
+cases() {
+  run_operators tests 2
+  # Tests of kernels beside the tables.
+  within "$programs/test_ops" --gtest_brief=1 --gtest_filter='*Gpu*:LayerNorm*:BeamSelect*:Criterion*:Optimizer*:Embedding*:GradientNorm*-*OpCases*' >"$results/tests_others.log" 2>&1
+  echo "others $?" >>"$results/tests.txt"
+  tail -n 12 "$results/tests_others.log"
+  verdict tests
+}
+# Every 16th case, without those of rows far apart (frit/ops/cases_test.cc).
+sanitize() {
+  FRIT_CASE_STRIDE=16 run_operators "$1" 6 compute-sanitizer --tool "$1" --error-exitcode 9
+  verdict "$1"
+}
+# Our errors of the cases that PyTorch's script has.
+errors() {
+  local wanted
+  wanted=$(python3 bench/peers/torch_numerics.py --list | sed 's/[][\.*^$()+?{}|/]/\\&/g' | paste -sd '|') || return 1
+  within "$programs/bench_gpu_ops" --errors "$results/errors.json" --filter "^($wanted)\$"
+}
+numerics() {
+  within python3 bench/peers/torch_numerics.py --out "$results/torch_numerics.json" || return
+  python3 bench/peers/torch_numerics.py --check "$results/errors.json" --out "$results/torch_numerics.json"
+}
+has_torch() { python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; }
+
+if runs cases; then LINES_SHOWN=150 step cases cases; fi
+if runs bench; then
+  # The program stops by itself before its time is over, and writes what it has.
+  LINES_SHOWN=400 step bench within "$programs/bench_gpu_ops" --out "$results/ours.json" --tuning "$results/tuning.json" --seconds $((limit[bench] * scale * 9 / 10))
+fi
+if runs torch || runs numerics; then
+  if has_torch; then
+    if runs torch; then
+      LINES_SHOWN=150 step torch within python3 bench/peers/torch_ops.py --budget-seconds $((limit[torch] * scale * 9 / 10)) --out "$results/torch.json"
+    fi
   else
     echo "python3 has no torch that sees the GPU: PyTorch left out"
   fi
 fi
+if runs errors; then LINES_SHOWN=5 step errors errors; fi
+if runs numerics && has_torch; then LINES_SHOWN=80 step numerics numerics; fi
 # Before the sanitizers, which are slow: what was measured is not lost if they are interrupted.
-python3 tools/gpu_report.py join --results "$results" --out "$out" || status=1
-if [ -n "$sanitizer" ]; then
+if runs join; then LINES_SHOWN=400 step join within python3 tools/gpu_report.py join --results "$results" --out "$out"; fi
+for tool in memcheck racecheck; do
+  runs "$tool" || continue
   if command -v compute-sanitizer >/dev/null; then
-    for tool in memcheck racecheck; do
-      FRIT_CASE_STRIDE=16 LINES_SHOWN=8 step "$tool" timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 9 "$programs/test_ops" --gtest_brief=1 --gtest_filter='*OpCasesGpu*'
-    done
+    LINES_SHOWN=60 step "$tool" sanitize "$tool"
   else
-    echo "compute-sanitizer is not on the PATH: left out"
+    echo "compute-sanitizer is not on the PATH: $tool left out"
   fi
-fi
+done
 exit $status

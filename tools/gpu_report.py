@@ -25,10 +25,18 @@ def hashes():
             h.update(p.relative_to(ROOT).as_posix().encode() + b"\0" + p.read_bytes())
         return h.hexdigest()[:16]
 
+    def shared(folder):
+        """Kernels of other operators that this one's include."""
+        found = set()
+        for p in (ROOT / "frit/ops" / folder).glob("*.cu"):
+            found |= {ROOT / name for name in re.findall(r'#include "(frit/ops/[^"]*-inl\.h)"', p.read_text())}
+        return {p for p in found if p.parent.name != folder}
+
     simt = [p for p in (ROOT / "frit/simt").glob("*") if p.suffix in (".h", ".cu") and "test" not in p.name]
     result = {"simt": of(simt)}
     for op in operators():
-        result[op] = of(p for p in (ROOT / "frit/ops" / op).glob("*") if p.suffix in (".h", ".cc", ".cu") and not re.search(r"_test|cpu|cases", p.name))
+        own = {p for p in (ROOT / "frit/ops" / op).glob("*") if p.suffix in (".h", ".cc", ".cu") and not re.search(r"_test|cpu|cases", p.name)}
+        result[op] = of(own | shared(op))
     return result
 
 
@@ -53,6 +61,8 @@ def peer_row(row):
         return (f"softmax_dropout {direction}", shape) if shape else None
     if op == "bias_dropout_residual" and re.fullmatch(r"[0-9x]+/bf16/p0.1", case):
         return f"bias_dropout_residual {direction}", size
+    if op == "bias_dropout_residual_norm" and re.fullmatch(r"[0-9x]+/bf16/p0.1", case):
+        return f"bias_dropout_residual_norm {direction}", size
     if op == "bias_activation_dropout" and re.fullmatch(r"[0-9x]+/bf16/gelu(_new)?/p0.1", case):
         return ("bias_gelu_dropout " if "gelu_new" in parts else "bias_gelu_erf_dropout ") + direction, size
     if op == "criterion":

@@ -2,6 +2,7 @@
 """Peer: how far PyTorch's own 16-bit operators are from a float64 reference, on the inputs of Frit's case tables.
 
 usage: torch_numerics.py [--out FILE.json] [--device cuda|cpu] [--small] [--cases FILE]
+       torch_numerics.py --list      prints the operators and cases that it measures
        torch_numerics.py --check OURS.json --out FILE.json     compares a file of ours with FILE.json, which was written before
 --small leaves out the cases of more than 300,000 elements. --cases reads lines "operator case" in place of the list below; a case is parsed from its name
 as frit/ops/*/cases.cc forms it (no strides, masks, lengths or dropout).
@@ -26,8 +27,6 @@ Ours has the first six. --check asks of each of ours that rms_error is at most t
 also have 1e-6. Cases that only one side has are listed. Exit code 1: one is off, or nothing matched.
 """
 import argparse, json, math, os, pathlib, re, sys
-
-import numpy as np
 
 GOLDEN, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
@@ -261,17 +260,22 @@ def main():
     p.add_argument("--small", action="store_true")
     p.add_argument("--cases", type=pathlib.Path)
     p.add_argument("--check", type=pathlib.Path)
+    p.add_argument("--list", action="store_true")
     a = p.parse_args()
     if a.check:
         return check(json.loads(a.check.read_text()), json.loads(pathlib.Path(a.out).read_text()))
-    global torch, F
+    lines = a.cases.read_text() if a.cases else "".join(CASES.replace("{}", dtype) for dtype in ("bf16", "f16"))
+    if a.list:
+        print("\n".join(" ".join(line.split(maxsplit=1)).strip() for line in lines.splitlines() if line.strip()))
+        return 0
+    global np, torch, F
+    import numpy as np
     import torch
     import torch.nn.functional as F
     if a.device == "cuda" and not torch.cuda.is_available():
         print("torch_numerics.py: PyTorch finds no GPU; --device cpu tests this script", file=sys.stderr)
         return 2
     peer = dict(peer=f"torch {torch.__version__}", device=torch.cuda.get_device_name() if a.device == "cuda" else "cpu")
-    lines = a.cases.read_text() if a.cases else "".join(CASES.replace("{}", dtype) for dtype in ("bf16", "f16"))
     records, failed = [], 0
     for line in filter(str.strip, lines.splitlines()):
         op, name = line.split(maxsplit=1)

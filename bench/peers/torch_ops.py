@@ -305,6 +305,12 @@ def all_jobs(device):
             differentiable(lambda x, b, r: F.dropout(x + b, p_drop, True) + r, lambda: [rnd(rows, cols), rnd(cols), rnd(rows, cols)], (0, 1, 2), 6 * e,
                            4 * e))
 
+    def bias_dropout_residual_norm(group, rows, cols):
+        e = rows * cols
+        add(group, "bias_dropout_residual_norm", f"{rows}x{cols}", both,
+            differentiable(lambda x, b, r, g, beta: F.layer_norm(F.dropout(x + b, p_drop, True) + r, (cols,), g, beta),
+                           lambda: [rnd(rows, cols), rnd(cols), rnd(rows, cols), rnd(cols), rnd(cols)], (0, 1, 2, 3, 4), 8 * e, 8 * e))
+
     def bias_gelu_dropout(group, rows, cols, approximate="tanh"):
         e = rows * cols
         add(group, "bias_gelu_dropout" if approximate == "tanh" else "bias_gelu_erf_dropout", f"{rows}x{cols}", both,
@@ -417,6 +423,8 @@ def all_jobs(device):
     for b, heads, l in scores:
         softmax_dropout("table", b, heads, l, l)
     bias_dropout_residual("table", rows, H)
+    bias_dropout_residual_norm("table", rows, H)
+    bias_dropout_residual_norm("table", n(4096, 16), n(512, 32))
     bias_gelu_dropout("table", rows, H)
     for r, v in criteria:
         criterion("table", r, v)

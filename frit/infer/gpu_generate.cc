@@ -15,6 +15,7 @@
 #include "frit/ops/beam_select/beam_select.h"
 #include "frit/ops/bias_activation_dropout/bias_activation_dropout.h"
 #include "frit/ops/bias_dropout_residual/bias_dropout_residual.h"
+#include "frit/ops/bias_dropout_residual_norm/bias_dropout_residual_norm.h"
 #include "frit/ops/decode_attention/decode_attention.h"
 #include "frit/ops/embedding/embedding.h"
 #include "frit/ops/gemm/gemm.h"
@@ -339,49 +340,58 @@ bool GpuGenerator::by_rows(int64_t rows) const {
          (how_.products == GeneratorOptions::Products::kAuto && rows <= how_.few_rows);
 }
 
-void GpuGenerator::project_to(const Tensor& x, const LayerNorm& norm, const Linear& linear_weights,
-                              std::optional<Activation> activation, const Tensor& y, Buffer& normed) {
-  const bool has_norm = norm.gamma.defined();
-  if (has_norm) normed = context_.allocate(x.shape(), x.dtype(), "normed");
+void GpuGenerator::project_to(Stream& stream, const LayerNorm& norm, const Linear& linear_weights,
+                              std::optional<Activation> activation, const Tensor& y) {
+  const bool norms = norm.gamma.defined() && !stream.normed.defined();
+  const Tensor& x = stream.any();
+  if (norms) stream.normed = context_.allocate(x.shape(), x.dtype(), "normed");
   if (by_rows(x.dim(0))) {
     LinearRowsArgs args;
     args.x = x, args.w = linear_weights.weight, args.bias = linear_weights.bias, args.activation = activation;
-    if (has_norm) args.gamma = norm.gamma, args.beta = norm.beta, args.normed = normed;
+    if (norms) args.gamma = norm.gamma, args.beta = norm.beta, args.normed = stream.normed;
     linear_rows(context_, args, y);
     return;
   }
-  if (has_norm) layer_norm_forward(context_, x, norm.gamma, norm.beta, 1e-5f, normed, {}, {});
-  const Tensor& in = has_norm ? normed.tensor() : x;
+  if (norms) layer_norm_forward(context_, x, norm.gamma, norm.beta, 1e-5f, stream.normed, {}, {});
+  const Tensor& in = stream.normed.defined() ? stream.normed.tensor() : x;
   ++products_;
   linear(context_, in, linear_weights.weight, activation ? Tensor() : linear_weights.bias, y);
   if (activation) bias_activation_dropout_forward(context_, y, linear_weights.bias, *activation, {}, y);
 }
 
-Buffer GpuGenerator::project(const Tensor& x, const LayerNorm& norm, const Linear& linear_weights,
-                             std::optional<Activation> activation, DType dtype, Buffer& normed) {
-  Buffer y = context_.allocate({x.dim(0), linear_weights.weight.dim(0)}, dtype, "projected");
-  project_to(x, norm, linear_weights, activation, y, normed);
+Buffer GpuGenerator::project(Stream& stream, const LayerNorm& norm, const Linear& linear_weights,
+                             std::optional<Activation> activation, DType dtype) {
+  Buffer y = context_.allocate({stream.any().dim(0), linear_weights.weight.dim(0)}, dtype, "projected");
+  project_to(stream, norm, linear_weights, activation, y);
   return y;
 }
 
-Buffer GpuGenerator::close(const Tensor& x, const Linear& w, const Tensor& residual) {
-  Buffer y = context_.allocate({x.dim(0), w.weight.dim(0)}, x.dtype(), "closed");
-  if (by_rows(x.dim(0))) {
+void GpuGenerator::close(Stream& stream, const Tensor& in, const Linear& w, const LayerNorm& next) {
+  const bool pre_norm = model_.config().pre_norm;
+  const Tensor& residual = pre_norm || !stream.normed.defined() ? stream.x.tensor() : stream.normed.tensor();
+  Buffer y = context_.allocate({in.dim(0), w.weight.dim(0)}, in.dtype(), "closed"), normed;
+  if (by_rows(in.dim(0))) {
     LinearRowsArgs args;
-    args.x = x, args.w = w.weight, args.bias = w.bias, args.residual = residual;
+    args.x = in, args.w = w.weight, args.bias = w.bias, args.residual = residual;
     linear_rows(context_, args, y);
-    return y;
+  } else {
+    ++products_;
+    linear(context_, in, w.weight, {}, y);
+    if (!next.gamma.defined()) {
+      bias_dropout_residual_forward(context_, y, w.bias, residual, {}, y);
+    } else {  // the norm in the same pass; in post-LN the sum itself is not written
+      normed = pre_norm ? context_.allocate(y->shape(), y->dtype(), "normed") : std::move(y);
+      const Tensor x = pre_norm ? y.tensor() : normed.tensor();
+      bias_dropout_residual_norm_forward(context_, x, w.bias, residual, {}, next.gamma, next.beta, 1e-5f,
+                                         pre_norm ? x : Tensor(), normed, {}, {});
+    }
   }
-  ++products_;
-  linear(context_, x, w.weight, {}, y);
-  bias_dropout_residual_forward(context_, y, w.bias, residual, {}, y);
-  return y;
+  stream.x = std::move(y), stream.normed = std::move(normed);
 }
 
-Buffer GpuGenerator::feed_forward(Buffer x, const FeedForward& w) {
-  Buffer normed;
-  const Buffer wide = project(x, w.norm, w.in, model_.config().activation, x->dtype(), normed);
-  return close(wide, w.out, model_.config().pre_norm || !normed.defined() ? x : normed);
+void GpuGenerator::feed_forward(Stream& stream, const FeedForward& w, const LayerNorm& next) {
+  const Buffer wide = project(stream, w.norm, w.in, model_.config().activation, stream.any().dtype());
+  close(stream, wide, w.out, next);
 }
 
 // All sources to cross_: the encoder, then keys and values of all decoder layers in one product.
@@ -391,16 +401,17 @@ void GpuGenerator::encode(const EncoderKey& key) {
   const TransformerConfig& c = model_.config();
   const DType dtype = w.source.table.dtype();
   const int64_t N = c.encoder_heads, D = H_ / N;
-  Buffer x = context_.allocate({tokens, H_}, dtype, "x");
+  Stream stream{context_.allocate({tokens, H_}, dtype, "x"), {}};
   EmbeddingArgs embedding;
   embedding.ids = source_ids_.rows(0, tokens), embedding.offsets = source_offsets_;
   embedding.table = w.source.table, embedding.positions = w.source.positions;
   embedding.scale = model_.embedding_scale();
-  embedding_forward(context_, embedding, x);
-  for (const EncoderLayer& layer : w.encoder) {
-    Buffer normed, heads;
+  embedding_forward(context_, embedding, stream.x);
+  for (size_t l = 0; l < w.encoder.size(); ++l) {
+    const EncoderLayer& layer = w.encoder[l];
+    Buffer heads;
     {
-      const Buffer qkv = project(x, layer.attention.norm, layer.attention.qkv, {}, dtype, normed);
+      const Buffer qkv = project(stream, layer.attention.norm, layer.attention.qkv, {}, dtype);
       heads = context_.allocate({tokens, H_}, dtype, "heads");
       const Buffer lse = context_.allocate({tokens, N}, DType::kF32, "lse");
       AttentionArgs args;
@@ -412,12 +423,12 @@ void GpuGenerator::encode(const EncoderKey& key) {
       args.scale = 1.0f / std::sqrt(static_cast<float>(D));
       attention_forward(context_, args, heads->split_columns({N, D}), lse);
     }
-    x = close(heads, layer.attention.out, c.pre_norm || !normed.defined() ? x : normed);
-    heads.release(), normed.release();
-    x = feed_forward(std::move(x), layer.feed_forward);
+    close(stream, heads, layer.attention.out, layer.feed_forward.norm);
+    heads.release();
+    feed_forward(stream, layer.feed_forward,
+                 l + 1 < w.encoder.size() ? w.encoder[l + 1].attention.norm : w.encoder_norm);
   }
-  Buffer normed;
-  project_to(x, w.encoder_norm, w.cross, {}, cross_.rows(0, tokens), normed);
+  project_to(stream, w.encoder_norm, w.cross, {}, cross_.rows(0, tokens));
 }
 
 // One position of all rows of `sentences` entries, and what the search makes of it.
@@ -428,45 +439,40 @@ void GpuGenerator::step(const StepKey& key) {
   const DType dtype = w.target.table.dtype();
   const float scale = 1.0f / std::sqrt(static_cast<float>(H_ / N));
   const DecodeRows rows{state_.live, state_.live_sentence, extent_.width};
-  Buffer x = context_.allocate({R, H_}, dtype, "x");
+  Stream stream{context_.allocate({R, H_}, dtype, "x"), {}};
   EmbeddingArgs embedding;
   embedding.ids = state_.row_ids.rows(0, R), embedding.position_ids = state_.row_positions.rows(0, R);
   embedding.table = w.target.table, embedding.positions = w.target.positions;
   embedding.scale = model_.embedding_scale();
-  embedding_forward(context_, embedding, x);
+  embedding_forward(context_, embedding, stream.x);
   for (int64_t l = 0; l < layers_; ++l) {
     const DecoderLayer& layer = w.decoder[static_cast<size_t>(l)];
     {
-      Buffer normed;
-      const Buffer qkv = project(x, layer.attention.norm, layer.attention.qkv, {}, dtype, normed);
+      const Buffer qkv = project(stream, layer.attention.norm, layer.attention.qkv, {}, dtype);
       const Buffer heads = context_.allocate({R, H_}, dtype, "heads");
       DecodeSelfAttentionArgs args;
       args.qkv = qkv, args.origin = state_.origin, args.position = state_.position;
       args.cache = Tensor(cache_.rows(l, l + 1).raw(), dtype, {positions_, slots_, 2, H_}, gpu_.device());
       args.rows = rows, args.heads = N, args.scale = scale;
       decode_self_attention(context_, args, heads);
-      x = close(heads, layer.attention.out, c.pre_norm || !normed.defined() ? x : normed);
+      close(stream, heads, layer.attention.out, layer.cross.norm);
     }
     {
-      Buffer normed;
-      const Buffer q = project(x, layer.cross.norm, layer.cross.q, {}, dtype, normed);
+      const Buffer q = project(stream, layer.cross.norm, layer.cross.q, {}, dtype);
       const Buffer heads = context_.allocate({R, H_}, dtype, "heads");
       DecodeCrossAttentionArgs args;
       args.q = q, args.source_offsets = source_offsets_, args.rows = rows, args.heads = N, args.scale = scale;
       args.keys = cross_.columns(l * 2 * H_, l * 2 * H_ + H_);
       args.values = cross_.columns(l * 2 * H_ + H_, (l + 1) * 2 * H_);
       decode_cross_attention(context_, args, heads);
-      x = close(heads, layer.cross.out, c.pre_norm || !normed.defined() ? x : normed);
+      close(stream, heads, layer.cross.out, layer.feed_forward.norm);
     }
-    x = feed_forward(std::move(x), layer.feed_forward);
+    feed_forward(stream, layer.feed_forward,
+                 l + 1 < layers_ ? w.decoder[static_cast<size_t>(l) + 1].attention.norm : w.decoder_norm);
   }
-  Buffer logits;
-  {
-    Buffer normed;
-    logits = project(x, w.decoder_norm, {w.output.weight, by_rows(R) ? rounded_bias_ : w.output.bias}, {}, DType::kF32,
-                     normed);
-    x.release();
-  }
+  const Buffer logits =
+      project(stream, w.decoder_norm, {w.output.weight, by_rows(R) ? rounded_bias_ : w.output.bias}, {}, DType::kF32);
+  stream = {};
   const int64_t count = key.sampling ? 1 : key.count;
   const Buffer values = context_.allocate({R, count}, DType::kF32, "values"),
                columns = context_.allocate({R, count}, DType::kI32, "columns"),

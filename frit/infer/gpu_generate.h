@@ -103,16 +103,22 @@ class GpuGenerator {
   }
   std::vector<std::vector<Hypothesis>> collect(const Call& call, std::span<const GenerateInput> inputs, int64_t steps);
 
-  // y = act(LN(x) weight^T + bias); `normed` receives LN(x), or x's place if there is no norm.
-  Buffer project(const Tensor& x, const LayerNorm& norm, const Linear& linear, std::optional<Activation> activation,
-                 DType dtype, Buffer& normed);
-  void project_to(const Tensor& x, const LayerNorm& norm, const Linear& linear, std::optional<Activation> activation,
-                  const Tensor& y, Buffer& normed);
-  // x weight^T + bias + residual.
-  Buffer close(const Tensor& x, const Linear& linear, const Tensor& residual);
+  // What goes from sublayer to sublayer: the sum x, and its LayerNorm once something has computed it. Where nobody
+  // reads x again (post-LN) it may be undefined then.
+  struct Stream {
+    Buffer x, normed;
+    const Tensor& any() const { return x.defined() ? x.tensor() : normed.tensor(); }
+  };
+  // y = act(norm(x) weight^T + bias), or of x itself where there is no norm.
+  Buffer project(Stream& stream, const LayerNorm& norm, const Linear& linear, std::optional<Activation> activation,
+                 DType dtype);
+  void project_to(Stream& stream, const LayerNorm& norm, const Linear& linear, std::optional<Activation> activation,
+                  const Tensor& y);
+  // The end of a sublayer: x = y weight^T + bias + what the stream has for a residual. `next` is the norm behind it.
+  void close(Stream& stream, const Tensor& y, const Linear& linear, const LayerNorm& next);
   bool by_rows(int64_t rows) const;
   void round_bias();
-  Buffer feed_forward(Buffer x, const FeedForward& w);
+  void feed_forward(Stream& stream, const FeedForward& w, const LayerNorm& next);
 
   const Transformer& model_;
   GeneratorOptions how_;

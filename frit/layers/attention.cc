@@ -49,9 +49,9 @@ AttentionArgs cross_args(Context& context, const LayerOptions& o, const Place& p
 
 }  // namespace
 
-Buffer self_attention_forward(Context& context, const LayerOptions& o, const SelfAttention& w,
-                              const Sequences& sequences, bool causal, Buffer x, SelfAttentionSaved& saved) {
-  const Tensor n = norm_forward(context, o, w.norm, w.place, std::move(x), saved.norm);
+void self_attention_forward(Context& context, const LayerOptions& o, const SelfAttention& w, const Sequences& sequences,
+                            bool causal, SelfAttentionSaved& saved, const NormAbove& above) {
+  const Tensor n = saved.norm.output();
   const int64_t tokens = n.dim(0), H = n.dim(1);
   saved.qkv = allocate(context, w.place, {tokens, 3 * H}, n.dtype(), "qkv");
   linear(context, n, w.qkv.weight, w.qkv.bias, saved.qkv);
@@ -60,17 +60,19 @@ Buffer self_attention_forward(Context& context, const LayerOptions& o, const Sel
   attention_forward(context, self_args(context, o, w.place, saved.qkv, sequences, causal),
                     heads_of(saved.heads, o.heads), saved.lse);
   if (!o.training) saved.qkv.release(), saved.lse.release();
-  Buffer y = allocate(context, w.place, {tokens, H}, n.dtype(), "y");
-  linear(context, saved.heads, w.out.weight, {}, y);
-  end_sublayer_forward(context, o, w.place, w.out.bias, saved.norm, y);
+  if (above.saved) {
+    Buffer z = allocate(context, w.place, {tokens, H}, n.dtype(), "y");
+    linear(context, saved.heads, w.out.weight, {}, z);
+    end_sublayer_forward(context, o, w.place, w.out.bias, saved.norm, std::move(z), above);
+  }
   norm_drop_output(o, saved.norm);
-  return y;
 }
 
-Buffer self_attention_backward(Context& context, const LayerOptions& o, const SelfAttention& w,
-                               const Sequences& sequences, bool causal, Buffer dy, SelfAttentionSaved& saved,
-                               bool accumulate, const SelfAttention& dw) {
-  const int64_t tokens = dy->dim(0), H = dy->dim(1);
+OutputGradient self_attention_backward(Context& context, const LayerOptions& o, const SelfAttention& w,
+                                       const Sequences& sequences, bool causal, OutputGradient dy,
+                                       SelfAttentionSaved& saved, bool accumulate, const SelfAttention& dw,
+                                       const EndBelow& below) {
+  const int64_t tokens = dy.dy->dim(0), H = dy.dy->dim(1);
   SublayerBackward back(context, o, w.place, std::move(dy), accumulate, saved.heads, dw.out);
   Buffer dheads = allocate(context, w.place, {tokens, H}, saved.heads->dtype(), "dheads");
   linear_backward_input(context, back.dz(), w.out.weight, false, dheads);
@@ -82,12 +84,12 @@ Buffer self_attention_backward(Context& context, const LayerOptions& o, const Se
   dheads.release(), saved.heads.release(), saved.lse.release(), saved.qkv.release();
   const Tensor n = norm_output(context, o, w.norm, w.place, saved.norm);
   linear_backward_weight(context, dqkv, n, accumulate, dw.qkv.weight, dw.qkv.bias);
-  return back.finish(std::move(dqkv), w.qkv.weight, w.norm, saved.norm, dw.norm);
+  return back.finish(std::move(dqkv), w.qkv.weight, w.norm, saved.norm, dw.norm, below);
 }
 
-Buffer cross_attention_forward(Context& context, const LayerOptions& o, const CrossAttention& w,
-                               const CrossKeysValues& kv, Buffer x, CrossAttentionSaved& saved) {
-  const Tensor n = norm_forward(context, o, w.norm, w.place, std::move(x), saved.norm);
+void cross_attention_forward(Context& context, const LayerOptions& o, const CrossAttention& w,
+                             const CrossKeysValues& kv, CrossAttentionSaved& saved, const NormAbove& above) {
+  const Tensor n = saved.norm.output();
   const int64_t tokens = n.dim(0), H = n.dim(1);
   saved.q = allocate(context, w.place, {tokens, H}, n.dtype(), "q");
   linear(context, n, w.q.weight, w.q.bias, saved.q);
@@ -95,17 +97,19 @@ Buffer cross_attention_forward(Context& context, const LayerOptions& o, const Cr
   saved.lse = allocate(context, w.place, {tokens, o.heads}, DType::kF32, "lse");
   attention_forward(context, cross_args(context, o, w.place, saved.q, kv), heads_of(saved.heads, o.heads), saved.lse);
   if (!o.training) saved.q.release(), saved.lse.release();
-  Buffer y = allocate(context, w.place, {tokens, H}, n.dtype(), "y");
-  linear(context, saved.heads, w.out.weight, {}, y);
-  end_sublayer_forward(context, o, w.place, w.out.bias, saved.norm, y);
+  if (above.saved) {
+    Buffer z = allocate(context, w.place, {tokens, H}, n.dtype(), "y");
+    linear(context, saved.heads, w.out.weight, {}, z);
+    end_sublayer_forward(context, o, w.place, w.out.bias, saved.norm, std::move(z), above);
+  }
   norm_drop_output(o, saved.norm);
-  return y;
 }
 
-Buffer cross_attention_backward(Context& context, const LayerOptions& o, const CrossAttention& w,
-                                const CrossKeysValues& kv, Buffer dy, CrossAttentionSaved& saved, bool accumulate,
-                                const CrossAttention& dw, const Tensor& dk, const Tensor& dv) {
-  const int64_t tokens = dy->dim(0), H = dy->dim(1);
+OutputGradient cross_attention_backward(Context& context, const LayerOptions& o, const CrossAttention& w,
+                                        const CrossKeysValues& kv, OutputGradient dy, CrossAttentionSaved& saved,
+                                        bool accumulate, const CrossAttention& dw, const Tensor& dk, const Tensor& dv,
+                                        const EndBelow& below) {
+  const int64_t tokens = dy.dy->dim(0), H = dy.dy->dim(1);
   SublayerBackward back(context, o, w.place, std::move(dy), accumulate, saved.heads, dw.out);
   Buffer dheads = allocate(context, w.place, {tokens, H}, saved.heads->dtype(), "dheads");
   linear_backward_input(context, back.dz(), w.out.weight, false, dheads);
@@ -116,7 +120,7 @@ Buffer cross_attention_backward(Context& context, const LayerOptions& o, const C
   dheads.release(), saved.heads.release(), saved.lse.release(), saved.q.release();
   const Tensor n = norm_output(context, o, w.norm, w.place, saved.norm);
   linear_backward_weight(context, dq, n, accumulate, dw.q.weight, dw.q.bias);
-  return back.finish(std::move(dq), w.q.weight, w.norm, saved.norm, dw.norm);
+  return back.finish(std::move(dq), w.q.weight, w.norm, saved.norm, dw.norm, below);
 }
 
 }  // namespace frit

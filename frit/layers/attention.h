@@ -17,14 +17,15 @@ struct SelfAttentionSaved {
   Buffer lse;    // f32 [tokens, N]
 };
 
-// Math: y = residual + dropout(attention(q, k, v of norm(x)) * out^T + bias).
-// Shapes: x, y [tokens, H].
-Buffer self_attention_forward(Context& context, const LayerOptions& options, const SelfAttention& w,
-                              const Sequences& sequences, bool causal, Buffer x, SelfAttentionSaved& saved);
-// Returns dx; gradients go to dw, added to if accumulate.
-Buffer self_attention_backward(Context& context, const LayerOptions& options, const SelfAttention& w,
-                               const Sequences& sequences, bool causal, Buffer dy, SelfAttentionSaved& saved,
-                               bool accumulate, const SelfAttention& dw);
+// Math: y = residual + dropout(attention(q, k, v of norm(x)) * out^T + bias), and the norm above of y.
+// Shapes: x, y [tokens, H]; x and norm(x) are in saved.norm, y and its norm go to above.saved.
+void self_attention_forward(Context& context, const LayerOptions& options, const SelfAttention& w,
+                            const Sequences& sequences, bool causal, SelfAttentionSaved& saved, const NormAbove& above);
+// Returns dx, through the end of what lies below; gradients go to dw, added to if accumulate.
+OutputGradient self_attention_backward(Context& context, const LayerOptions& options, const SelfAttention& w,
+                                       const Sequences& sequences, bool causal, OutputGradient dy,
+                                       SelfAttentionSaved& saved, bool accumulate, const SelfAttention& dw,
+                                       const EndBelow& below);
 
 // Keys and values come ready from the layer-batched product over the encoder's output.
 struct CrossAttention {
@@ -46,11 +47,12 @@ struct CrossKeysValues {
   Sequences keys;     // source side
 };
 
-Buffer cross_attention_forward(Context& context, const LayerOptions& options, const CrossAttention& w,
-                               const CrossKeysValues& kv, Buffer x, CrossAttentionSaved& saved);
+void cross_attention_forward(Context& context, const LayerOptions& options, const CrossAttention& w,
+                             const CrossKeysValues& kv, CrossAttentionSaved& saved, const NormAbove& above);
 // Writes dk and dv (as kv.k, any row stride); returns dx.
-Buffer cross_attention_backward(Context& context, const LayerOptions& options, const CrossAttention& w,
-                                const CrossKeysValues& kv, Buffer dy, CrossAttentionSaved& saved, bool accumulate,
-                                const CrossAttention& dw, const Tensor& dk, const Tensor& dv);
+OutputGradient cross_attention_backward(Context& context, const LayerOptions& options, const CrossAttention& w,
+                                        const CrossKeysValues& kv, OutputGradient dy, CrossAttentionSaved& saved,
+                                        bool accumulate, const CrossAttention& dw, const Tensor& dk, const Tensor& dv,
+                                        const EndBelow& below);
 
 }  // namespace frit

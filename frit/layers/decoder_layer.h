@@ -16,12 +16,15 @@ struct DecoderLayerSaved {
   FeedForwardSaved feed_forward;
 };
 
-// Shapes: x, y [target tokens, H]; kv: this layer's keys and values (kv.queries are the target's).
-Buffer decoder_layer_forward(Context& context, const LayerOptions& options, const DecoderLayer& w,
-                             const CrossKeysValues& kv, Buffer x, DecoderLayerSaved& saved);
-// Returns dx; writes dk and dv [source tokens, H] (any row stride); gradients go to dw, added to if accumulate.
-Buffer decoder_layer_backward(Context& context, const LayerOptions& options, const DecoderLayer& w,
-                              const CrossKeysValues& kv, Buffer dy, DecoderLayerSaved& saved, bool accumulate,
-                              const DecoderLayer& dw, const Tensor& dk, const Tensor& dv);
+// Its input [target tokens, H] and the first norm's output are in saved.attention.norm; its output and the norm above
+// go to above.saved (see layer.h). kv: this layer's keys and values (kv.queries are the target's).
+void decoder_layer_forward(Context& context, const LayerOptions& options, const DecoderLayer& w,
+                           const CrossKeysValues& kv, DecoderLayerSaved& saved, const NormAbove& above);
+// Returns dx, through the end of what lies below; writes dk and dv [source tokens, H] (any row stride); gradients go to
+// dw, added to if accumulate.
+OutputGradient decoder_layer_backward(Context& context, const LayerOptions& options, const DecoderLayer& w,
+                                      const CrossKeysValues& kv, OutputGradient dy, DecoderLayerSaved& saved,
+                                      bool accumulate, const DecoderLayer& dw, const Tensor& dk, const Tensor& dv,
+                                      const EndBelow& below);
 
 }  // namespace frit

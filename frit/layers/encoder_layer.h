@@ -14,12 +14,13 @@ struct EncoderLayerSaved {
   FeedForwardSaved feed_forward;
 };
 
-// Shapes: x, y [tokens, H]. The norm behind the last layer is the caller's (see layer.h).
-Buffer encoder_layer_forward(Context& context, const LayerOptions& options, const EncoderLayer& w,
-                             const Sequences& sequences, Buffer x, EncoderLayerSaved& saved);
-// Returns dx; gradients go to dw, added to if accumulate.
-Buffer encoder_layer_backward(Context& context, const LayerOptions& options, const EncoderLayer& w,
-                              const Sequences& sequences, Buffer dy, EncoderLayerSaved& saved, bool accumulate,
-                              const EncoderLayer& dw);
+// Its input and the first norm's output are in saved.attention.norm; its output and the norm above go to above.saved
+// (see layer.h).
+void encoder_layer_forward(Context& context, const LayerOptions& options, const EncoderLayer& w,
+                           const Sequences& sequences, EncoderLayerSaved& saved, const NormAbove& above);
+// Returns dx, through the end of what lies below; gradients go to dw, added to if accumulate.
+OutputGradient encoder_layer_backward(Context& context, const LayerOptions& options, const EncoderLayer& w,
+                                      const Sequences& sequences, OutputGradient dy, EncoderLayerSaved& saved,
+                                      bool accumulate, const EncoderLayer& dw, const EndBelow& below);
 
 }  // namespace frit

@@ -6,9 +6,9 @@
 
 namespace frit {
 
-Buffer feed_forward_forward(Context& context, const LayerOptions& o, const FeedForward& w, Buffer x,
-                            FeedForwardSaved& saved) {
-  const Tensor n = norm_forward(context, o, w.norm, w.place, std::move(x), saved.norm);
+void feed_forward_forward(Context& context, const LayerOptions& o, const FeedForward& w, FeedForwardSaved& saved,
+                          const NormAbove& above) {
+  const Tensor n = saved.norm.output();
   const int64_t tokens = n.dim(0), F = w.in.weight.dim(0);
   saved.a = allocate(context, w.place, {tokens, F}, n.dtype(), "a");
   linear(context, n, w.in.weight, {}, saved.a);
@@ -18,17 +18,19 @@ Buffer feed_forward_forward(Context& context, const LayerOptions& o, const FeedF
   bias_activation_dropout_forward(context, saved.a, w.in.bias, o.activation,
                                   context.dropout(o.p_activation, w.place.activation), keep_input ? saved.g : saved.a);
   if (!keep_input) saved.g = std::move(saved.a);
-  const Tensor& g = saved.g;
-  Buffer y = allocate(context, w.place, n.shape(), n.dtype(), "y");
-  linear(context, g, w.out.weight, {}, y);
+  Buffer z;
+  if (above.saved) {
+    z = allocate(context, w.place, n.shape(), n.dtype(), "y");
+    linear(context, saved.g, w.out.weight, {}, z);
+  }
   if (!o.training || (o.recompute && keep_input)) saved.g.release();
-  end_sublayer_forward(context, o, w.place, w.out.bias, saved.norm, y);
+  if (above.saved) end_sublayer_forward(context, o, w.place, w.out.bias, saved.norm, std::move(z), above);
   norm_drop_output(o, saved.norm);
-  return y;
 }
 
-Buffer feed_forward_backward(Context& context, const LayerOptions& o, const FeedForward& w, Buffer dy,
-                             FeedForwardSaved& saved, bool accumulate, const FeedForward& dw) {
+OutputGradient feed_forward_backward(Context& context, const LayerOptions& o, const FeedForward& w, OutputGradient dy,
+                                     FeedForwardSaved& saved, bool accumulate, const FeedForward& dw,
+                                     const EndBelow& below) {
   const Dropout dropout = context.dropout(o.p_activation, w.place.activation);
   const bool from_output = o.activation == Activation::kRelu;
   if (!saved.g.defined()) {
@@ -51,7 +53,7 @@ Buffer feed_forward_backward(Context& context, const LayerOptions& o, const Feed
   saved.a.release(), saved.g.release();
   const Tensor n = norm_output(context, o, w.norm, w.place, saved.norm);
   linear_backward_weight(context, da, n, accumulate, dw.in.weight, with_product ? dw.in.bias : Tensor());
-  return back.finish(std::move(da), w.in.weight, w.norm, saved.norm, dw.norm);
+  return back.finish(std::move(da), w.in.weight, w.norm, saved.norm, dw.norm, below);
 }
 
 }  // namespace frit

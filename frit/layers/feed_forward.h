@@ -16,11 +16,13 @@ struct FeedForwardSaved {
   Buffer g;  // after activation and dropout [tokens, F]; rebuilt if options.recompute, but for ReLU
 };
 
-// Math: y = residual + dropout(dropout(act(norm(x) * in^T + bias)) * out^T + bias). Shapes: x, y [tokens, H].
-Buffer feed_forward_forward(Context& context, const LayerOptions& options, const FeedForward& w, Buffer x,
-                            FeedForwardSaved& saved);
-// Returns dx; gradients go to dw, added to if accumulate.
-Buffer feed_forward_backward(Context& context, const LayerOptions& options, const FeedForward& w, Buffer dy,
-                             FeedForwardSaved& saved, bool accumulate, const FeedForward& dw);
+// Math: y = residual + dropout(dropout(act(norm(x) * in^T + bias)) * out^T + bias), and the norm above of y.
+// Shapes: x, y [tokens, H]; x and norm(x) are in saved.norm, y and its norm go to above.saved.
+void feed_forward_forward(Context& context, const LayerOptions& options, const FeedForward& w, FeedForwardSaved& saved,
+                          const NormAbove& above);
+// Returns dx, through the end of what lies below; gradients go to dw, added to if accumulate.
+OutputGradient feed_forward_backward(Context& context, const LayerOptions& options, const FeedForward& w,
+                                     OutputGradient dy, FeedForwardSaved& saved, bool accumulate, const FeedForward& dw,
+                                     const EndBelow& below);
 
 }  // namespace frit

@@ -7,8 +7,12 @@
 // sublayer that follows it; its first sublayer has none (its input is the embedding). One code serves both, and what is
 // kept for backward is the same: the norm's input, and the norm's output unless it is rebuilt.
 //
+// A sublayer's end and the norm behind it are one operator (bias_dropout_residual_norm), so a sublayer knows what lies
+// above it, whose norm it fills (NormAbove), and, backward, what lies below it, whose end the norm's backward does
+// along (EndBelow). A stack begins with norm_forward, and its backward with norm_backward.
+//
 // Weights and gradients are plain structs of Tensors of one type: `w` and `dw` go into backward side by side. Forward
-// takes its input Buffer over and keeps in `saved` what backward needs; backward releases each piece when it has
+// finds its input in saved.norm and keeps in `saved` what backward needs; backward releases each piece when it has
 // served.
 #pragma once
 #include <cmath>
@@ -74,6 +78,24 @@ struct NormSaved {
   const Tensor& output() const { return y.defined() ? y.tensor() : x.tensor(); }
 };
 
+// The norm above a sublayer. Without `saved` nobody reads the sublayer's output, and it is not computed.
+struct NormAbove {
+  const LayerNorm* norm = nullptr;
+  const Place* place = nullptr;
+  NormSaved* saved = nullptr;
+};
+// The end of the sublayer below a norm. Without `place` there is none (an embedding lies there).
+struct EndBelow {
+  const Place* place = nullptr;
+  Tensor dbias;  // gradient of the bias of its last linear layer
+};
+// The gradient of a sublayer's output. ended: the norm above has done the sublayer's end along: dz is dropout's
+// backward of dy, undefined if nothing is dropped, and the bias has its gradient.
+struct OutputGradient {
+  Buffer dy, dz;  // [tokens, H]
+  bool ended = false;
+};
+
 // Math: y = norm(x), or x itself where w has no gamma. Returns saved.output().
 Tensor norm_forward(Context& context, const LayerOptions& options, const LayerNorm& w, const Place& place, Buffer x,
                     NormSaved& saved);
@@ -82,27 +104,31 @@ void norm_drop_output(const LayerOptions& options, NormSaved& saved);
 // The output again, rebuilt if it was let go.
 Tensor norm_output(Context& context, const LayerOptions& options, const LayerNorm& w, const Place& place,
                    NormSaved& saved);
-// Math: dx = norm's backward of dy + dresidual (optional), written over dy. Releases all of saved.
-Buffer norm_backward(Context& context, const LayerNorm& w, Buffer dy, const Tensor& dresidual, NormSaved& saved,
-                     bool accumulate, const LayerNorm& dw);
+// Math: dx = norm's backward of dy + dresidual (optional), written over dy, and with `below` the end of the sublayer
+// below. Releases all of saved.
+OutputGradient norm_backward(Context& context, const LayerOptions& options, const LayerNorm& w, Buffer dy,
+                             const Tensor& dresidual, NormSaved& saved, bool accumulate, const LayerNorm& dw,
+                             const EndBelow& below);
 
-// The end of a sublayer. Math: y = residual + dropout(y + bias), in place; residual as options.pre_norm says.
+// The end of a sublayer, and the norm above it. Math: x = residual + dropout(z + bias), over z; residual as
+// options.pre_norm says; above.saved holds x and its norm.
 void end_sublayer_forward(Context& context, const LayerOptions& options, const Place& place, const Tensor& bias,
-                          const NormSaved& saved, const Tensor& y);
+                          const NormSaved& saved, Buffer z, const NormAbove& above);
 
-// A sublayer's backward from both ends. Math: dz = dropout's backward of dy; dout (+)= the gradients of the last linear
-// layer, whose input was x. dz() is dy itself where nothing is dropped. After the function's backward, `finish` adds
-// the residual and goes back through the norm.
+// A sublayer's backward from both ends. Math: dz = dropout's backward of dy, unless the norm above has it; dout (+)=
+// the gradients of the last linear layer, whose input was x. dz() is dy itself where nothing is dropped. After the
+// function's backward, `finish` adds the residual and goes back through the norm.
 class SublayerBackward {
  public:
-  SublayerBackward(Context& context, const LayerOptions& options, const Place& place, Buffer dy, bool accumulate,
-                   const Tensor& x, const Linear& dout);
+  SublayerBackward(Context& context, const LayerOptions& options, const Place& place, OutputGradient dy,
+                   bool accumulate, const Tensor& x, const Linear& dout);
   const Tensor& dz() const { return dz_.defined() ? dz_.tensor() : dy_.tensor(); }
   // dz is no longer read.
   void release_dz() { dz_.release(); }
   // Math: dn = da * weight (+ dy in post-LN); dx = norm's backward of dn (+ dy in pre-LN). Releases da first of all it
   // can. Shapes: da [tokens, K]; weight [K, H]; returns dx [tokens, H].
-  Buffer finish(Buffer da, const Tensor& weight, const LayerNorm& norm, NormSaved& saved, const LayerNorm& dnorm);
+  OutputGradient finish(Buffer da, const Tensor& weight, const LayerNorm& norm, NormSaved& saved,
+                        const LayerNorm& dnorm, const EndBelow& below);
 
  private:
   Context& context_;

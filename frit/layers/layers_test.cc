@@ -160,10 +160,14 @@ TEST_P(Layers, EncoderLayerIsPyTorchs) {
   EncoderLayerSaved saved;
   NormSaved top;
   const Place place("top");
-  Buffer y = encoder_layer_forward(context_, options_, w, offsets, copy_of(context_, goldens_.at(w0 + "x")), saved);
-  expect_near(norm_forward(context_, options_, behind, place, std::move(y), top), goldens_.at(name + ".y"), name);
-  Buffer dx = norm_backward(context_, behind, copy_of(context_, goldens_.at(w0 + "dy")), {}, top, false, dbehind);
-  dx = encoder_layer_backward(context_, options_, w, offsets, std::move(dx), saved, false, dw);
+  w.attention.place = Place("attention"), w.feed_forward.place = Place("feed_forward");
+  norm_forward(context_, options_, w.attention.norm, w.attention.place, copy_of(context_, goldens_.at(w0 + "x")),
+               saved.attention.norm);
+  encoder_layer_forward(context_, options_, w, offsets, saved, {&behind, &place, &top});
+  expect_near(top.output(), goldens_.at(name + ".y"), name);
+  OutputGradient dy = norm_backward(context_, options_, behind, copy_of(context_, goldens_.at(w0 + "dy")), {}, top,
+                                    false, dbehind, {&w.feed_forward.place, dw.feed_forward.out.bias});
+  const Buffer dx = encoder_layer_backward(context_, options_, w, offsets, std::move(dy), saved, false, dw, {}).dy;
   const std::string d = name + ".d";
   expect_near(dx, goldens_.at(d + "x"), d + "x");
   expect_near(dw.attention.qkv.weight, goldens_.joined(qkv(d + "self_attn.", "weight")), "qkv weight");
@@ -213,11 +217,16 @@ TEST_P(Layers, DecoderLayerIsPyTorchs) {
   DecoderLayerSaved saved;
   NormSaved top;
   const Place place("top");
-  Buffer y = decoder_layer_forward(context_, options_, w, keys, copy_of(context_, goldens_.at(w0 + "x")), saved);
-  expect_near(norm_forward(context_, options_, behind, place, std::move(y), top), goldens_.at(name + ".y"), name);
-  Buffer dx = norm_backward(context_, behind, copy_of(context_, goldens_.at(w0 + "dy")), {}, top, false, dbehind);
-  dx = decoder_layer_backward(context_, options_, w, keys, std::move(dx), saved, false, dw, dkv->columns(0, H),
-                              dkv->columns(H, 2 * H));
+  w.attention.place = Place("attention"), w.cross.place = Place("cross"), w.feed_forward.place = Place("feed_forward");
+  norm_forward(context_, options_, w.attention.norm, w.attention.place, copy_of(context_, goldens_.at(w0 + "x")),
+               saved.attention.norm);
+  decoder_layer_forward(context_, options_, w, keys, saved, {&behind, &place, &top});
+  expect_near(top.output(), goldens_.at(name + ".y"), name);
+  OutputGradient dy = norm_backward(context_, options_, behind, copy_of(context_, goldens_.at(w0 + "dy")), {}, top,
+                                    false, dbehind, {&w.feed_forward.place, dw.feed_forward.out.bias});
+  const Buffer dx = decoder_layer_backward(context_, options_, w, keys, std::move(dy), saved, false, dw,
+                                           dkv->columns(0, H), dkv->columns(H, 2 * H), {})
+                        .dy;
   Buffer dmemory = context_.allocate(memory.shape(), DType::kF32, "dmemory");
   cross_keys_values_backward(context_, dkv, memory, cross.weight, {}, false, dmemory, dcross.weight, dcross.bias);
   const std::string d = name + ".d";
@@ -247,12 +256,18 @@ TEST_P(Layers, TwoRunsBeforeBackwardKeepApart) {
   const FeedForward alone = gradients(), first = gradients(), second = gradients();
   const Tensor x = goldens_.at(w0 + "x"), dy = goldens_.at(w0 + "dy");
   FeedForwardSaved a, b;
-  feed_forward_forward(context_, options_, w, copy_of(context_, x), a);
-  feed_forward_backward(context_, options_, w, copy_of(context_, dy), a, false, alone);
-  feed_forward_forward(context_, options_, w, copy_of(context_, x), a);
-  feed_forward_forward(context_, options_, w, copy_of(context_, dy), b);
-  feed_forward_backward(context_, options_, w, copy_of(context_, dy), a, false, first);
-  feed_forward_backward(context_, options_, w, copy_of(context_, dy), b, false, second);
+  const LayerNorm none;
+  const auto forward = [&](const Tensor& input, FeedForwardSaved& saved) {
+    NormSaved above;
+    norm_forward(context_, options_, w.norm, w.place, copy_of(context_, input), saved.norm);
+    feed_forward_forward(context_, options_, w, saved, {&none, &w.place, &above});
+  };
+  const auto backward = [&](FeedForwardSaved& saved, const FeedForward& dw) {
+    feed_forward_backward(context_, options_, w, {copy_of(context_, dy), {}, false}, saved, false, dw, {});
+  };
+  forward(x, a), backward(a, alone);
+  forward(x, a), forward(dy, b);
+  backward(a, first), backward(b, second);
   EXPECT_EQ(std::memcmp(alone.in.weight.raw(), first.in.weight.raw(), static_cast<size_t>(alone.in.weight.bytes())), 0);
   EXPECT_NE(std::memcmp(alone.in.weight.raw(), second.in.weight.raw(), static_cast<size_t>(alone.in.weight.bytes())),
             0);

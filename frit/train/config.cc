@@ -260,6 +260,11 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
        "is "
        "faster on an H200.",
        {"", "with_product"}},
+      {"run.fused_norm",
+       &r.fused_norm,
+       "On a GPU: a sublayer's end and the LayerNorm behind it in one launch, forward and backward; false: apart, to "
+       "compare.",
+       {}},
       {"run.graphs", &r.graphs, "On a GPU: record the steps of each batch size as a graph, and replay it.", {}},
       {"run.planned_memory",
        &r.planned_memory,

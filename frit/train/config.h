@@ -71,7 +71,7 @@ struct TrainConfig {
     std::string directory = "run";
     int64_t threads = 0;
     std::string device = "cpu", attention, gemm, bias_gradient;
-    bool graphs = true, planned_memory = true, packed = true;
+    bool graphs = true, planned_memory = true, packed = true, fused_norm = true;
     int64_t dump_steps = 0;
     bool tensorboard = true;
   } run;

@@ -369,6 +369,7 @@ StepSettings step_settings(const TrainConfig& config, const Workspace& workspace
   s.count_swallowed = t.count_swallowed;
   s.seed = static_cast<uint32_t>(t.seed);
   s.attention = config.run.attention, s.gemm = config.run.gemm, s.bias_gradient = config.run.bias_gradient;
+  s.fused_norm = config.run.fused_norm;
   return s;
 }
 

@@ -82,7 +82,7 @@ bool may_change(std::string_view key, bool schedule_ends) {
   if (key == "training.stop_after") return !schedule_ends;
   if (key.starts_with("run."))
     return key != "run.attention" && key != "run.gemm" && key != "run.device" && key != "run.bias_gradient" &&
-           key != "run.packed";
+           key != "run.packed" && key != "run.fused_norm";
   if (key.starts_with("validation.")) return true;
   constexpr std::string_view kFree[] = {"training.trainer",  // the same bits
                                         "training.count_swallowed",

@@ -121,6 +121,9 @@ TrainingStep::TrainingStep(Transformer& model, ThreadPool& pool, const StepSetti
                      attention_short_takes(sizes.d_model / sizes.decoder_heads);
   if (!settings_.gemm.empty()) context_.force("gemm", settings_.gemm);
   if (!settings_.bias_gradient.empty()) context_.force("bias_gradient", settings_.bias_gradient);
+  if (!settings_.fused_norm)
+    for (const char* direction : {"bias_dropout_residual_norm_forward", "bias_dropout_residual_norm_backward"})
+      context_.force(direction, "apart");
 
   constexpr size_t kScalarBytes = 16 * kAlignment;
   scalars_ = allocate_block(kScalarBytes, gpu_);
@@ -660,9 +663,10 @@ std::map<std::string, double> TrainingStep::time_parts(const Batch& batch, int r
   };
   // Kernels of one operator belong together: one reads what another wrote.
   const auto part_of = [](std::string_view name) {
+    std::string_view part;  // the longest: an operator's name may begin another's
     for (const std::string_view op : kOperators)
-      if (name.starts_with(op)) return op;
-    return name;
+      if (name.starts_with(op) && op.size() > part.size()) part = op;
+    return part.empty() ? name : part;
   };
   std::set<std::string, std::less<>> names(only.begin(), only.end());
   std::map<std::string, double> parts;

@@ -44,6 +44,7 @@ struct StepSettings {
   bool planned_memory = true;      // false: temporaries come from a CachingMemory (on the CPU from the heap); no graphs
   bool packed = true;              // false: batches are filled up, see pad_batch()
   bool per_tensor_update = false;  // optimizer_step_per_tensor in the place of optimizer_step
+  bool fused_norm = true;  // false: a sublayer's end and the norm behind it are launches of their own
 };
 
 // Fills a batch up as programs without packing do: every sentence to the longest of its side, and all of it is

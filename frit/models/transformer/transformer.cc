@@ -82,6 +82,20 @@ struct Views {
   LayerNorm norm(const std::string& name) const { return {tensor(name + ".weight"), tensor(name + ".bias")}; }
 };
 
+// What lies above layer l of a stack: the next one's norm, or the one behind the stack.
+template <typename Layer, typename Saved>
+NormAbove norm_above(const std::vector<Layer>& layers, std::vector<Saved>& saved, size_t l, const LayerNorm& behind,
+                     const Place& place, NormSaved& top) {
+  if (l + 1 == layers.size()) return {&behind, &place, &top};
+  return {&layers[l + 1].attention.norm, &layers[l + 1].attention.place, &saved[l + 1].attention.norm};
+}
+// What lies below layer l's first norm, or, with l their number, below the norm behind the stack.
+template <typename Layer>
+EndBelow end_below(const std::vector<Layer>& layers, const std::vector<Layer>& gradients, size_t l) {
+  if (l == 0) return {};
+  return {&layers[l - 1].feed_forward.place, gradients[l - 1].feed_forward.out.bias};
+}
+
 // Uniform in (0, 1): 24 bits and a half.
 double uniform(uint32_t bits) {
   return (static_cast<double>(bits >> 8) + 0.5) * 0x1p-24;
@@ -344,14 +358,16 @@ void Transformer::check(const BatchView& b) const {
 
 Buffer Transformer::encode(Context& context, const Tensor& source_ids, const Sequences& source) {
   const LayerOptions options = encoder_options();
-  Buffer x = embed_forward(context, options, weights_.source, embedding_scale(), source_ids, source.offsets);
-  for (const EncoderLayer& layer : weights_.encoder) {
-    EncoderLayerSaved saved;
-    x = encoder_layer_forward(context, options, layer, source, std::move(x), saved);
-  }
-  NormSaved saved;
-  norm_forward(context, options, weights_.encoder_norm, encoder_place_, std::move(x), saved);
-  return saved.y.defined() ? std::move(saved.y) : std::move(saved.x);
+  const std::vector<EncoderLayer>& layers = weights_.encoder;
+  std::vector<EncoderLayerSaved> saved(layers.size());
+  NormSaved top;
+  norm_forward(context, options, layers[0].attention.norm, layers[0].attention.place,
+               embed_forward(context, options, weights_.source, embedding_scale(), source_ids, source.offsets),
+               saved[0].attention.norm);
+  for (size_t l = 0; l < layers.size(); ++l)
+    encoder_layer_forward(context, options, layers[l], source, saved[l],
+                          norm_above(layers, saved, l, weights_.encoder_norm, encoder_place_, top));
+  return top.y.defined() ? std::move(top.y) : std::move(top.x);
 }
 
 Buffer Transformer::cross_keys_values(Context& context, const Tensor& memory) {
@@ -370,26 +386,31 @@ CrossKeysValues Transformer::cross_of_layer(const Tensor& keys_values, int64_t l
 Buffer Transformer::forward(Context& context, const BatchView& b, const LayerOptions& encoder,
                             const LayerOptions& decoder, Tape& tape) {
   const TransformerWeights& w = weights_;
-  Buffer x = embed_forward(context, encoder, w.source, embedding_scale(), b.source_ids, b.source_offsets);
+  norm_forward(context, encoder, w.encoder[0].attention.norm, w.encoder[0].attention.place,
+               embed_forward(context, encoder, w.source, embedding_scale(), b.source_ids, b.source_offsets),
+               tape.encoder[0].attention.norm);
   for (size_t l = 0; l < w.encoder.size(); ++l) {
-    x = encoder_layer_forward(context, encoder, w.encoder[l], b.source(), std::move(x), tape.encoder[l]);
+    encoder_layer_forward(context, encoder, w.encoder[l], b.source(), tape.encoder[l],
+                          norm_above(w.encoder, tape.encoder, l, w.encoder_norm, encoder_place_, tape.memory));
     if (encoder.training) tape.keep(tape.encoder[l]);
   }
-  const Tensor memory = norm_forward(context, encoder, w.encoder_norm, encoder_place_, std::move(x), tape.memory);
+  const Tensor memory = tape.memory.output();
   tape.keys_values = cross_keys_values(context, memory);
   if (encoder.training) {
     norm_drop_output(encoder, tape.memory);
   } else {
     tape.memory = {};
   }
-  x = embed_forward(context, decoder, w.target, embedding_scale(), b.target_ids, b.target_offsets);
+  norm_forward(context, decoder, w.decoder[0].attention.norm, w.decoder[0].attention.place,
+               embed_forward(context, decoder, w.target, embedding_scale(), b.target_ids, b.target_offsets),
+               tape.decoder[0].attention.norm);
   for (size_t l = 0; l < w.decoder.size(); ++l) {
     const CrossKeysValues kv = cross_of_layer(tape.keys_values, static_cast<int64_t>(l), b.target(), b.source());
-    x = decoder_layer_forward(context, decoder, w.decoder[l], kv, std::move(x), tape.decoder[l]);
+    decoder_layer_forward(context, decoder, w.decoder[l], kv, tape.decoder[l],
+                          norm_above(w.decoder, tape.decoder, l, w.decoder_norm, decoder_place_, tape.top));
     if (decoder.training) tape.keep(tape.decoder[l]);
   }
   if (!decoder.training) tape.keys_values.release();
-  norm_forward(context, decoder, w.decoder_norm, decoder_place_, std::move(x), tape.top);
   // The norm's backward does not read its output: the caller may write over it.
   return tape.top.y.defined() ? std::move(tape.top.y) : std::move(tape.top.x);
 }
@@ -408,36 +429,44 @@ void Transformer::backward(Context& context, const BatchView& b, const LayerOpti
   const TransformerWeights &w = weights_, &dw = gradients_;
   const bool shared = config_.share_embeddings, tied = config_.tie_output;
   LaterSums later(context);
-  dx = norm_backward(context, w.decoder_norm, std::move(dx), {}, tape.top, accumulate, dw.decoder_norm);
+  OutputGradient d = norm_backward(context, decoder, w.decoder_norm, std::move(dx), {}, tape.top, accumulate,
+                                   dw.decoder_norm, end_below(w.decoder, dw.decoder, w.decoder.size()));
   // All layers' keys and values get their gradients before the one product back.
   Buffer dkv =
       allocate(context, decoder_place_, tape.keys_values->shape(), tape.keys_values->dtype(), "dcross_keys_values");
   for (size_t l = w.decoder.size(); l-- > 0;) {
     const CrossKeysValues kv = cross_of_layer(tape.keys_values, static_cast<int64_t>(l), b.target(), b.source());
-    const CrossKeysValues d = cross_of_layer(dkv, static_cast<int64_t>(l), b.target(), b.source());
+    const CrossKeysValues dkv_here = cross_of_layer(dkv, static_cast<int64_t>(l), b.target(), b.source());
     DecoderLayerSaved& saved = tape.decoder[l];
-    if (tape.layers_again)
-      decoder_layer_forward(context, decoder, w.decoder[l], kv, std::move(saved.attention.norm.x), saved);
-    dx = decoder_layer_backward(context, decoder, w.decoder[l], kv, std::move(dx), saved, accumulate, dw.decoder[l],
-                                d.k, d.v);
+    if (tape.layers_again) {
+      norm_forward(context, decoder, w.decoder[l].attention.norm, w.decoder[l].attention.place,
+                   std::move(saved.attention.norm.x), saved.attention.norm);
+      decoder_layer_forward(context, decoder, w.decoder[l], kv, saved, {});
+    }
+    d = decoder_layer_backward(context, decoder, w.decoder[l], kv, std::move(d), saved, accumulate, dw.decoder[l],
+                               dkv_here.k, dkv_here.v, end_below(w.decoder, dw.decoder, l));
   }
   tape.keys_values.release();
   // A tied table has its gradient from the output projection already; then the target's tokens, then the source's.
-  embed_backward(context, decoder, w.target, embedding_scale(), b.target_ids, b.target_offsets, std::move(dx),
+  embed_backward(context, decoder, w.target, embedding_scale(), b.target_ids, b.target_offsets, std::move(d.dy),
                  config_.pad_id, tied || accumulate, accumulate, dw.target);
   const Tensor memory = norm_output(context, encoder, w.encoder_norm, encoder_place_, tape.memory);
   dx = allocate(context, encoder_place_, memory.shape(), memory.dtype(), "dmemory");
   cross_keys_values_backward(context, dkv, memory, w.cross.weight, {}, accumulate, dx, dw.cross.weight, dw.cross.bias);
   dkv.release();
-  dx = norm_backward(context, w.encoder_norm, std::move(dx), {}, tape.memory, accumulate, dw.encoder_norm);
+  d = norm_backward(context, encoder, w.encoder_norm, std::move(dx), {}, tape.memory, accumulate, dw.encoder_norm,
+                    end_below(w.encoder, dw.encoder, w.encoder.size()));
   for (size_t l = w.encoder.size(); l-- > 0;) {
     EncoderLayerSaved& saved = tape.encoder[l];
-    if (tape.layers_again)
-      encoder_layer_forward(context, encoder, w.encoder[l], b.source(), std::move(saved.attention.norm.x), saved);
-    dx = encoder_layer_backward(context, encoder, w.encoder[l], b.source(), std::move(dx), saved, accumulate,
-                                dw.encoder[l]);
+    if (tape.layers_again) {
+      norm_forward(context, encoder, w.encoder[l].attention.norm, w.encoder[l].attention.place,
+                   std::move(saved.attention.norm.x), saved.attention.norm);
+      encoder_layer_forward(context, encoder, w.encoder[l], b.source(), saved, {});
+    }
+    d = encoder_layer_backward(context, encoder, w.encoder[l], b.source(), std::move(d), saved, accumulate,
+                               dw.encoder[l], end_below(w.encoder, dw.encoder, l));
   }
-  embed_backward(context, encoder, w.source, embedding_scale(), b.source_ids, b.source_offsets, std::move(dx),
+  embed_backward(context, encoder, w.source, embedding_scale(), b.source_ids, b.source_offsets, std::move(d.dy),
                  config_.pad_id, shared || accumulate, accumulate, dw.source);
   later.finish();
 }

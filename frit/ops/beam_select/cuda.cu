@@ -1,4 +1,5 @@
 #include "frit/ops/beam_select/gpu.h"
+#include "frit/simt/early.h"
 #include "frit/simt/launch.h"
 
 namespace frit {
@@ -240,6 +241,7 @@ template <typename T>
 FRIT_KERNEL(kThreads, 4)
 beam_select_forward_groups_kernel(Global<const T> logits, int64_t stride, int columns, int count, int groups,
                                   Results results) {
+  let_next_start();
   wait_for_previous();
   constexpr int N = kVecOf<T>;
   const Shared<uint64_t> keys = shared_array<uint64_t>(kKeysAt);
@@ -340,6 +342,7 @@ template <typename T>
 FRIT_KERNEL(kThreads, 4)
 beam_select_forward_radix_kernel(Global<const T> logits, int64_t stride, int columns, int count, int padded,
                                  Global<int64_t> all_keys, Results results) {
+  let_next_start();
   wait_for_previous();
   const Shared<float> maxima = shared_array<float>(kMaximaAt);
   const Shared<uint32_t> counter = shared_array<uint32_t>(kCounterAt);

@@ -51,8 +51,8 @@ double slope(Activation activation, double x) {
 }
 
 // The GPU walks rows in classes of equal alignment (frit/simt/columns.h). A thread reads its columns of the
-// bias once, for 2 to 8 rows in forward. Partial sums are kept by at most 264 blocks. Stated where a row is whole
-// vectors.
+// bias once, for 2 to 8 rows in forward. Partial sums are kept by at most 132 blocks of 512 threads. Stated where a row
+// is whole vectors.
 void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const Options& o) {
   const int64_t n = 16 / size_of(dtype), s = size_of(dtype);
   if (rows == 0 || cols == 0 || cols % n || o.stride % n || cols > 256 * n) return;
@@ -62,11 +62,13 @@ void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const
   };
   const int64_t bias_reads = blocks(std::clamp<int64_t>(rows * cols / n / (1 << 18) * 2, 2, 8), rows) * lanes;
   c.forward_gpu = {1, 0, rows * cols * s + (o.bias ? bias_reads * cols * s : 0), rows * cols * s, 0, 0};
-  const int64_t pieces = blocks(8, o.bias ? 264 : rows), partial = pieces * cols * 4;
+  const int64_t sum_lanes = std::min(rows, 512 / (cols / n));
+  const int64_t pieces = std::min<int64_t>((rows + sum_lanes * 8 - 1) / (sum_lanes * 8), 132),
+                partial = pieces * cols * 4;
   if (o.bias)
     c.backward_gpu = {2,
-                      (lanes > 1 ? 1 : 0) + 1,
-                      rows * cols * s * 2 + (o.from_output ? 0 : pieces * lanes * cols * s) + partial,
+                      (sum_lanes > 1 ? 1 : 0) + 1,
+                      rows * cols * s * 2 + (o.from_output ? 0 : pieces * sum_lanes * cols * s) + partial,
                       rows * cols * s + partial + cols * size_of(o.dbias),
                       0,
                       static_cast<int64_t>(align_up(partial))};

@@ -1,6 +1,6 @@
 #include "frit/ops/bias_activation_dropout/gpu.h"
 #include "frit/ops/column_sum/gpu.h"
-#include "frit/simt/columns.h"
+#include "frit/ops/column_sum/walk.h"
 
 namespace frit {
 namespace {
@@ -134,7 +134,7 @@ bias_activation_dropout_forward_columns_kernel(ColumnWalk walk, bool vectors, Gl
 }
 
 template <typename T, bool sums>
-FRIT_KERNEL(kThreads, 2)
+FRIT_KERNEL(sums ? kSumThreads : kThreads, sums ? 1 : 2)
 bias_activation_dropout_backward_columns_kernel(ColumnWalk walk, bool vectors, Global<const T> dy, int64_t dy_stride,
                                                 Global<const T> x, Global<const T> bias, Activation activation,
                                                 DropoutTable dropout, Global<T> dx, int64_t dx_stride,
@@ -200,7 +200,8 @@ void bias_activation_dropout_backward_gpu(Context& context, const Tensor& dy, co
   const bool sums = dbias.defined();
   const bool vectors = lies_like(dy, x) && lies_like(dx, x);
   const bool packed = lies_packed(x) && lies_packed(dy) && lies_packed(dx);
-  const ColumnWalk walk = make_column_walk(x, kThreads, 8, sums ? kMostBlocks : 0, packed, vectors);
+  const ColumnWalk walk =
+      sums ? make_sum_walk(x, 8, packed, vectors) : make_column_walk(x, kThreads, 8, 0, packed, vectors);
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "bias_activation_dropout.partial");
   dispatch_float(x.dtype(), [&](auto t) {

@@ -1,4 +1,5 @@
 #include "frit/ops/bias_dropout_residual/gpu.h"
+#include "frit/ops/bias_dropout_residual/sum-inl.h"
 #include "frit/ops/column_sum/gpu.h"
 #include "frit/simt/columns.h"
 
@@ -68,8 +69,10 @@ bias_dropout_residual_forward_columns_kernel(ColumnWalk walk, bool vectors, Glob
       for (int i = 0; i < N; ++i) {
         float s = widen(v[u][i]);
         if (bias) s += widen(b[i]);
-        if (drop) s = (keep >> i & 1 ? s : 0.0f) * scale;
-        if (residual) s += widen(r[u][i]);
+        if (residual)
+          s = add_dropped(s, keep >> i & 1, drop, scale, widen(r[u][i]));
+        else if (drop)
+          s = (keep >> i & 1 ? s : 0.0f) * scale;
         sum[i] = s;
       }
       store_keep<form, N>(mask, row, at.column, walk.columns, keep);

@@ -7,12 +7,12 @@
 
 namespace frit {
 
-// At most 264 blocks write a row of partial sums each (frit/simt/columns.h), eight rows a thread.
+// At most 132 blocks of 512 threads write a row of partial sums each (walk.h), eight rows a thread.
 GpuBudget column_sum_gpu_budget(int64_t rows, int64_t cols, DType dtype, DType out) {
   const int64_t n = 16 / size_of(dtype);
   if (rows == 0 || cols == 0 || cols % n != 0 || cols > 256 * n) return {};
-  const int64_t lanes = std::min(rows, 256 / (cols / n));
-  const int64_t partial = std::min<int64_t>((rows + lanes * 8 - 1) / (lanes * 8), 264) * cols * 4;
+  const int64_t lanes = std::min(rows, 512 / (cols / n));
+  const int64_t partial = std::min<int64_t>((rows + lanes * 8 - 1) / (lanes * 8), 132) * cols * 4;
   return {2,
           (lanes > 1 ? 1 : 0) + 1,
           rows * cols * size_of(dtype) + partial,

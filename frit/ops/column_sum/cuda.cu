@@ -1,6 +1,6 @@
 #include "frit/ops/column_sum/column_sum.h"
 #include "frit/ops/column_sum/gpu.h"
-#include "frit/simt/columns.h"
+#include "frit/ops/column_sum/walk.h"
 
 namespace frit {
 namespace {
@@ -78,10 +78,10 @@ PartialSum<T> partial_sum(const Tensor& partials, int64_t offset, const Tensor& 
           accumulate};
 }
 
-constexpr int kThreads = 256, kUnroll = 8;
+constexpr int kUnroll = 8;
 
 template <typename T>
-FRIT_KERNEL(kThreads, 2)
+FRIT_KERNEL(kSumThreads, 1)
 column_sum_partials_kernel(ColumnWalk walk, Global<const T> x, Global<float> partial) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
@@ -151,7 +151,7 @@ void add_partial_sums_gpu(Context& context, Buffer partials, bool accumulate, co
 }
 
 void column_sum_gpu(Context& context, const Tensor& x, bool accumulate, const Tensor& y) {
-  const ColumnWalk walk = make_column_walk(x, kThreads, kUnroll, kMostBlocks, lies_packed(x));
+  const ColumnWalk walk = make_sum_walk(x, kUnroll, lies_packed(x), true);
   Buffer partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "column_sum.partial");
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);

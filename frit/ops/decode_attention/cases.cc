@@ -66,7 +66,7 @@ void attend(const double* q, int64_t keys, K&& key, V&& value, int64_t d, double
 struct Options {
   std::string note = {};
   int64_t stride = 0;      // of qkv or q
-  bool both = false;       // both instances
+  bool both = false;       // all instances
   bool budget = false;     // of the vectors' form
   bool wild = false;       // origins (offsets) out of range, where the GPU takes the nearest
   bool outside = false;    // the position lies outside of the cache
@@ -79,7 +79,7 @@ void finish(OpCase& c, const Step& s, const Options& o) {
   c.where = s.dtype == DType::kF16 || o.wild || o.outside ? Where::kGpu : o.where;
   c.name = fmt::format("{}/{}{}{}{}", c.name, name_of(s.dtype), o.note.empty() ? "" : "/", o.note,
                        o.stride ? "/strided" : "");
-  if (o.both) c.forward_instances = {"vectors", "any"};
+  if (o.both) c.forward_instances = {"vectors", "any", "warps"};
   // Scores of hundreds, whose last places count.
   if (o.deviation > 1 && s.dtype == DType::kF32) c.tolerance["out"] = {1e-4, 1e-4};
   if (s.rows() == 0) c.forward_gpu = {0, 0, 0, 0, 0, 0};
@@ -151,14 +151,15 @@ OpCase self(const Step& s, int64_t position, int64_t positions, const Options& o
   const int64_t size = size_of(s.dtype), live = s.live_rows(), t = kDecodeAttentionThreads, lanes = d * size / 16;
   c.forward_budget.bytes = live * ((position + 1) * 2 * h + 4 * h) * size;
   if (o.budget) {
-    // A thread reads position, live and live_sentence, and 16 bytes of the query; a key's `lanes` threads its origin.
-    c.forward_gpu = {
-        1,
-        1,
-        s.rows() * heads * t * 12 + live * heads * (t * 16 + position * lanes * 4 + (position + 1) * 2 * d * size),
-        s.rows() * h * size + live * 2 * h * size,
-        0,
-        0};
+    // A thread reads position, live and live_sentence, and 16 bytes of the query; each past key's origin is read once.
+    const int64_t threads = s.rows() * heads >= kDecodeAttentionMany ? 32 : t;
+    const bool brief = position < kDecodeAttentionBrief * (32 / lanes);
+    c.forward_gpu = {1,
+                     brief || threads == 32 || live == 0 ? 0 : 1,
+                     s.rows() * heads * threads * 28 + live * heads * (position * 4 + (position + 1) * 2 * d * size),
+                     s.rows() * h * size + live * 2 * h * size,
+                     0,
+                     0};
   }
   return c;
 }
@@ -221,6 +222,14 @@ OpCase cross(const Step& s, const std::vector<int64_t>& lengths, const Options& 
                      s.rows() * h * size,
                      0,
                      0};
+    // Or a warp a row: a thread reads 16 bytes of its query, live and live_sentence, two offsets.
+    if (width > 1 && width <= 8)
+      c.forward_gpu = {1,
+                       0,
+                       s.rows() * heads * 32 * 24 + s.live_rows() * heads * 32 * 8 + width * keys * 2 * h * size,
+                       s.rows() * h * size,
+                       0,
+                       0};
   }
   return c;
 }
@@ -244,6 +253,11 @@ std::vector<OpCase> decode_attention_cases() {
       cases.push_back(self({3, width, {}, width, 2, 64, dtype}, 3, 5));
     }
     cases.push_back(self({1, 2, {0}, 0, 8, 64, dtype}, 32, 33, {.budget = true}));
+    cases.push_back(self({1, 2, {0}, 0, 8, 64, dtype}, 70, 73, {.budget = true}));
+    cases.push_back(self({16, 4, {3, 1, 5, 0, 15, 7}, 40, 16, 32, dtype}, 5, 6, {.budget = true}));
+    for (int64_t position : {0, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 129, 300})
+      for (int64_t d : {32, 64, 128})
+        cases.push_back(self({1, 1, {0}, 0, 1, d, dtype}, position, position + 2, {.note = "all", .both = true}));
     cases.push_back(self({2, 2, {}, 0, 2, 64, dtype}, 3, 5));
     cases.push_back(self({2, 2, {1, 0}, 0, 2, 64, dtype}, 70, 80, {.note = "both", .both = true}));
     cases.push_back(self({2, 2, {1, 0}, 0, 2, 64, dtype}, 12, 20, {.note = "peaked", .both = true, .deviation = 6}));

@@ -62,14 +62,21 @@ struct Past {
 // Where one (row, head) finds its keys; the values lie H further. Key `now` is the row's own.
 template <typename T>
 struct Keys {
+  static constexpr bool kElsewhere = true;  // a key has an origin
   Global<const T> own, cached;
-  Global<const int32_t> origin;
-  int now, slots;
-  int64_t step;  // 2 * H
+  Global<T> kept;  // where the row's own key goes
+  Global<const int32_t> origins;
+  int now, slots, width;
 
-  FRIT_DEVICE int from(int j) const { return j < now ? clamped(load(origin, j), 0, slots - 1) : 0; }
-  FRIT_DEVICE Global<const T> at(int j, int from) const {
-    return j < now ? cached + (static_cast<int64_t>(j) * slots + from) * step : own;
+  FRIT_DEVICE int count() const { return now + 1; }
+  FRIT_DEVICE int from(int j) const { return j < now ? clamped(load(origins, j), 0, slots - 1) : 0; }
+  FRIT_DEVICE Global<const T> key(int j, int from) const {
+    return j < now ? cached + (static_cast<int64_t>(j) * slots + from) * (2 * static_cast<int64_t>(width)) : own;
+  }
+  FRIT_DEVICE Global<const T> value(int j, int from) const { return key(j, from) + width; }
+  template <int N>
+  FRIT_DEVICE void seen(int j, int part, const Vec<T, N>& k, const Vec<T, N>& v) const {
+    if (j == now) store_vec<N>(kept, part * N, k), store_vec<N>(kept, width + part * N, v);
   }
 };
 template <typename T>
@@ -77,11 +84,27 @@ FRIT_DEVICE Keys<T> keys_of(const Past<T>& past, const Global<const T>& mine, in
                             int column) {
   return {mine + width,
           past.cached + column,
+          past.cache + ((static_cast<int64_t>(now) * past.slots + slot) * 2 * width + column),
           past.origin + (static_cast<int64_t>(now & 1) * past.slots + slot) * past.places,
           now,
           past.slots,
-          2 * static_cast<int64_t>(width)};
+          width};
 }
+// The same of a source sentence.
+template <typename T>
+struct SourceKeys {
+  static constexpr bool kElsewhere = false;
+  Global<const T> keys, values;  // of the first
+  int64_t stride;
+  int tokens;
+
+  FRIT_DEVICE int count() const { return tokens; }
+  FRIT_DEVICE int from(int) const { return 0; }
+  FRIT_DEVICE Global<const T> key(int j, int) const { return keys + j * stride; }
+  FRIT_DEVICE Global<const T> value(int j, int) const { return values + j * stride; }
+  template <int N>
+  FRIT_DEVICE void seen(int, int, const Vec<T, N>&, const Vec<T, N>&) const {}
+};
 
 // ---- Head widths 32, 64 and 128 ----
 
@@ -200,57 +223,159 @@ FRIT_DEVICE Vec<T, N> result(const Softmax<N>& softmax) {
   return from_float<T>(y);
 }
 
+// Adds what groups of threads of warp `w` of `warps` see: a warp's groups take neighbouring keys, the warps take turns.
+// All lanes call it. kAtOnce keys a group are on their way together, and the origins of the next ones.
+template <int D, typename T, typename K>
+FRIT_DEVICE void add_keys(Softmax<kVecOf<T>>& softmax, const K& keys, const float (&q)[kVecOf<T>], int w, int warps) {
+  constexpr int N = kVecOf<T>, kLanes = D / N, kOwn = kWarpSize / kLanes, kAtOnce = 8, kPair = 2;
+  constexpr int kOriginLoads = (kOwn * kAtOnce + kWarpSize - 1) / kWarpSize;
+  const int part = lane() % kLanes, group = lane() / kLanes, count = keys.count(), apart = warps * kOwn;
+  // Origin e of those on their way is that of group e % kOwn, turn e / kOwn; lane e % 32 has it.
+  int origins[kOriginLoads] = {};
+  const auto fetch = [&](int first) {
+    if constexpr (K::kElsewhere) {
+      FRIT_UNROLL
+      for (int i = 0; i < kOriginLoads; ++i) {
+        const int e = i * kWarpSize + lane(), j = first + e / kOwn * apart + e % kOwn;
+        origins[i] = e < kOwn * kAtOnce && j < count ? keys.from(j) : 0;
+      }
+    }
+  };
+  fetch(w * kOwn);
+  FRIT_UNROLL_BY(1)
+  for (int first = w * kOwn; first < count; first += apart * kAtOnce) {
+    Vec<T, N> k[kAtOnce / kPair][kPair], v[kAtOnce / kPair][kPair];
+    FRIT_UNROLL
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int j = first + u * apart + group;
+      int from = 0;
+      if constexpr (K::kElsewhere) from = shuffle(origins[u * kOwn / kWarpSize], u * kOwn % kWarpSize + group);
+      Vec<T, N>&key = k[u / kPair][u % kPair], &value = v[u / kPair][u % kPair];
+      key = zeros<T, N>(), value = zeros<T, N>();
+      if (j < count) key = load_vec<N>(keys.key(j, from), part * N), value = load_vec<N>(keys.value(j, from), part * N);
+    }
+    fetch(first + apart * kAtOnce);
+    FRIT_UNROLL
+    for (int p = 0; p < kAtOnce / kPair; ++p) {
+      if (first + p * kPair * apart >= count) break;
+      float scores[kPair];
+      FRIT_UNROLL
+      for (int u = 0; u < kPair; ++u) {
+        const int j = first + (p * kPair + u) * apart + group;
+        const float score = warp_sum<kLanes>(dot(q, k[p][u]));
+        scores[u] = j < count ? score : -INFINITY;
+        keys.template seen<N>(j, part, k[p][u], v[p][u]);
+      }
+      softmax.add(scores, v[p]);
+    }
+  }
+}
+
+// One row of one head, before it is known whether the row is padding: its query is on its way.
+template <typename T, int D>
+struct SelfRow {
+  static constexpr int N = kVecOf<T>, kLanes = D / N;
+  int now, sentence;
+  float q[N];
+  Keys<T> keys;
+
+  FRIT_DEVICE SelfRow(const RowTable& table, const Matrix<const T>& qkv, const Past<T>& past, float scale, int row,
+                      int column) {
+    const Global<const T> mine = qkv.at(row, column);
+    now = load(past.position, 0), sentence = table.sentence(row / table.width);
+    load_query(q, mine, lane() % kLanes * N, scale);
+    if (now < 0 || now >= past.positions) sentence = -1;
+    if (sentence >= 0)
+      keys = keys_of(past, mine, now, sentence * table.width + row % table.width, table.heads * D, column);
+  }
+  // Few keys are one warp's: the sums of more would take longer to put together than to make. The rows' number may
+  // change how a row's work is spread, so what is added to what must depend on `now` alone.
+  FRIT_DEVICE bool brief() const { return now < kDecodeAttentionBrief * (kWarpSize / kLanes); }
+};
+
+// A block takes one row and head.
 template <typename T, int D>
 FRIT_KERNEL(kThreads, 4)
 decode_self_attention_vectors_kernel(RowTable table, Matrix<const T> qkv, Past<T> past, float scale, Matrix<T> out) {
   let_next_start();
   wait_for_previous();
-  constexpr int N = kVecOf<T>, kLanes = D / N, kGroups = kThreads / kLanes, kBatch = 4;
-  const int heads = table.heads, width = heads * D;
-  const int row = static_cast<int>(block_index() / heads), column = static_cast<int>(block_index() % heads) * D;
-  const int part = thread_index() % kLanes, group = thread_index() / kLanes;
-  const int now = load(past.position, 0), sentence = table.sentence(row / table.width);
-  const Global<const T> mine = qkv.at(row, column);
-  float q[N];
-  if (sentence < 0 || now < 0 || now >= past.positions) {
+  constexpr int N = kVecOf<T>, kLanes = D / N;
+  const int row = static_cast<int>(block_index() / table.heads);
+  const int column = static_cast<int>(block_index() % table.heads) * D, part = thread_index() % kLanes;
+  const SelfRow<T, D> self(table, qkv, past, scale, row, column);
+  if (self.sentence < 0) {
     if (thread_index() < kLanes) store_vec<N>(out.at(row, column), part * N, zeros<T, N>());
     return;
   }
-  const int slot = sentence * table.width + row % table.width;
-  const Keys<T> keys = keys_of(past, mine, now, slot, width, column);
-  load_query(q, mine, part * N, scale);
-
+  const bool brief = self.brief();
+  if (brief && warp() > 0) return;
   Softmax<N> softmax;
-  for (int first = 0; first <= now; first += kGroups * kBatch) {
-    int from[kBatch];
-    FRIT_UNROLL
-    for (int u = 0; u < kBatch; ++u) from[u] = keys.from(first + u * kGroups + group);
-    Vec<T, N> k[kBatch], v[kBatch];
-    FRIT_UNROLL
-    for (int u = 0; u < kBatch; ++u) {
-      const int j = first + u * kGroups + group;
-      const Global<const T> at = keys.at(j, from[u]);
-      k[u] = zeros<T, N>(), v[u] = zeros<T, N>();
-      if (j <= now) k[u] = load_vec<N>(at, part * N), v[u] = load_vec<N>(at, width + part * N);
-    }
-    float scores[kBatch];
-    FRIT_UNROLL
-    for (int u = 0; u < kBatch; ++u) {
-      const int j = first + u * kGroups + group;
-      const float score = warp_sum<kLanes>(dot(q, k[u]));
-      scores[u] = j <= now ? score : -INFINITY;
-      if (j == now) {
-        const Global<T> to = past.cache + ((static_cast<int64_t>(now) * past.slots + slot) * 2 * width + column);
-        store_vec<N>(to, part * N, k[u]), store_vec<N>(to, width + part * N, v[u]);
-      }
-    }
-    softmax.add(scores, v);
-  }
+  add_keys<D, T>(softmax, self.keys, self.q, warp(), brief ? 1 : kWarps);
   softmax.template merge_warp<kLanes>();
-  if (lane() < kLanes) WarpResults<D, 1>::put(softmax, 0, part);
-  barrier();
-  if (thread_index() < kLanes)
-    store_vec<N>(out.at(row, column), part * N, result<T>(WarpResults<D, 1>::template get<N>(0, part)));
+  if (!brief) {
+    if (lane() < kLanes) WarpResults<D, 1>::put(softmax, 0, part);
+    barrier();
+    if (thread_index() < kLanes) softmax = WarpResults<D, 1>::template get<N>(0, part);
+  }
+  if (thread_index() < kLanes) store_vec<N>(out.at(row, column), part * N, result<T>(softmax));
+}
+
+// A warp takes one row and head, and does what the block's warps do one after the other: the same bits.
+template <typename T, int D>
+FRIT_KERNEL(kThreads, 4)
+decode_self_attention_warps_kernel(RowTable table, Matrix<const T> qkv, Past<T> past, float scale, Matrix<T> out) {
+  let_next_start();
+  wait_for_previous();
+  constexpr int N = kVecOf<T>, kLanes = D / N;
+  const int pair = static_cast<int>(block_index()) * kWarps + warp(), row = pair / table.heads;
+  if (row >= table.rows) return;
+  const int column = (pair - row * table.heads) * D, part = lane() % kLanes;
+  const SelfRow<T, D> self(table, qkv, past, scale, row, column);
+  if (self.sentence < 0) {
+    if (lane() < kLanes) store_vec<N>(out.at(row, column), part * N, zeros<T, N>());
+    return;
+  }
+  const int warps = self.brief() ? 1 : kWarps;
+  Softmax<N> all;
+  FRIT_UNROLL_BY(1)
+  for (int w = 0; w < warps; ++w) {
+    Softmax<N> softmax;
+    add_keys<D, T>(softmax, self.keys, self.q, w, warps);
+    softmax.template merge_warp<kLanes>();
+    if (warps == 1)
+      all = softmax;
+    else
+      all.merge(softmax.top, softmax.total, softmax.sums);
+  }
+  if (lane() < kLanes) store_vec<N>(out.at(row, column), part * N, result<T>(all));
+}
+
+// A warp takes one row and head; its neighbours, which take the sentence's other rows, read the same keys and values.
+template <typename T, int D>
+FRIT_KERNEL(kThreads, 4)
+decode_cross_attention_warps_kernel(RowTable table, Matrix<const T> q, Matrix<const T> keys, Global<const T> values,
+                                    int tokens, Global<const int32_t> offsets, float scale, Matrix<T> out) {
+  let_next_start();
+  wait_for_previous();
+  constexpr int N = kVecOf<T>, kLanes = D / N;
+  const int task = static_cast<int>(block_index()) * kWarps + warp(), pair = task / table.width;
+  const int index = pair / table.heads, column = (pair - index * table.heads) * D, part = lane() % kLanes;
+  const int row = index * table.width + task - pair * table.width;
+  if (row >= table.rows) return;
+  float query[N];
+  load_query(query, q.at(row, column), part * N, scale);
+  const int sentence = table.sentence(index);
+  if (sentence < 0) {
+    if (lane() < kLanes) store_vec<N>(out.at(row, column), part * N, zeros<T, N>());
+    return;
+  }
+  const int begin = clamped(load(offsets, sentence), 0, tokens);
+  const int count = clamped(load(offsets, sentence + 1), begin, tokens) - begin;
+  const int64_t first = begin * keys.stride + column;
+  Softmax<N> softmax;
+  add_keys<D, T>(softmax, SourceKeys<T>{keys.first + first, values + first, keys.stride, count}, query, 0, 1);
+  softmax.template merge_warp<kLanes>();
+  if (lane() < kLanes) store_vec<N>(out.at(row, column), part * N, result<T>(softmax));
 }
 
 // A block takes `most` rows of one sentence and head.
@@ -368,15 +493,14 @@ decode_self_attention_any_kernel(RowTable table, Matrix<const T> qkv, Past<T> pa
     return;
   }
   const int slot = sentence * table.width + row % table.width;
-  const Global<T> kept = past.cache + ((static_cast<int64_t>(now) * past.slots + slot) * 2 * width + column);
-  for (int c = thread_index(); c < d; c += kThreads) {
-    store(kept, c, load(mine, width + c));
-    store(kept, width + c, load(mine, 2 * width + c));
-  }
   const Keys<T> keys = keys_of(past, mine, now, slot, width, column);
+  for (int c = thread_index(); c < d; c += kThreads) {
+    store(keys.kept, c, load(mine, width + c));
+    store(keys.kept, width + c, load(mine, 2 * width + c));
+  }
   attend(
-      mine, now + 1, [&](int j) { return keys.at(j, keys.from(j)); },
-      [&](int j) { return keys.at(j, keys.from(j)) + width; }, d, scale, to);
+      mine, now + 1, [&](int j) { return keys.key(j, keys.from(j)); },
+      [&](int j) { return keys.value(j, keys.from(j)); }, d, scale, to);
 }
 
 template <typename T>
@@ -402,35 +526,44 @@ decode_cross_attention_any_kernel(RowTable table, Matrix<const T> q, Matrix<cons
 
 // ---- Launches ----
 
-constexpr const char* kNames[] = {"vectors", "any"};
+constexpr const char* kNames[] = {"vectors", "any", "warps"};
 
 bool aligned(const Tensor& t) {
   return reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0 &&
          (t.dim(0) <= 1 || t.row_stride() * size_of(t.dtype()) % 16 == 0);
 }
 
-// Calls f with T(), the dtype, and an integral constant: the head width, or 0 for "any".
+// Calls f with T(), the dtype, an integral constant: the head width, or 0 for "any"; and whether a warp takes a row
+// and head. `kind` names the attention, and what else the choice depends on.
 template <typename F>
-void dispatch(Context& context, const char* kind, const Tensor& out, int64_t d, std::initializer_list<Tensor> tensors,
-              F&& f) {
+void dispatch(Context& context, const char* kind, bool warps, const Tensor& out, int64_t d,
+              std::initializer_list<Tensor> tensors, F&& f) {
   bool vectors = d == 32 || d == 64 || d == 128;
   for (const Tensor& t : tensors) vectors = vectors && aligned(t);
   const std::string key = fmt::format("{} D{}/{}", kind, d, name_of(out.dtype()));
-  const int chosen = choose_instance(context, "decode_attention_forward", key, kNames, vectors ? 0 : 1,
+  const int chosen = choose_instance(context, "decode_attention_forward", key, kNames,
+                                     !vectors ? 1
+                                     : warps  ? 2
+                                              : 0,
                                      [&](int i) { return i == 1 || vectors; });
   dispatch_float(out.dtype(), [&](auto type) {
-    if (chosen == 1) return f(type, std::integral_constant<int, 0>());
-    if (d == 32) return f(type, std::integral_constant<int, 32>());
-    if (d == 64) return f(type, std::integral_constant<int, 64>());
-    f(type, std::integral_constant<int, 128>());
+    if (chosen == 1) return f(type, std::integral_constant<int, 0>(), false);
+    if (d == 32) return f(type, std::integral_constant<int, 32>(), chosen == 2);
+    if (d == 64) return f(type, std::integral_constant<int, 64>(), chosen == 2);
+    f(type, std::integral_constant<int, 128>(), chosen == 2);
   });
+}
+
+int64_t blocks_of_warps(int64_t warps) {
+  return (warps + kWarps - 1) / kWarps;
 }
 
 }  // namespace
 
 void decode_self_attention_gpu(Context& context, const DecodeSelfAttentionArgs& args, const Tensor& out) {
   const int64_t d = out.dim(1) / args.heads;
-  dispatch(context, "self", out, d, {args.qkv, args.cache, out}, [&](auto type, auto width) {
+  const bool many = out.dim(0) * args.heads >= kDecodeAttentionMany;
+  const auto run = [&](auto type, auto width, bool warps) {
     using T = decltype(type);
     const Past<T> past{global<const T>(args.cache),
                        global<T>(args.cache),
@@ -446,17 +579,22 @@ void decode_self_attention_gpu(Context& context, const DecodeSelfAttentionArgs& 
       launch(context, "decode_self_attention_any_kernel", decode_self_attention_any_kernel<T>,
              {blocks, kThreads, any_shared_bytes(d)}, table, matrix<const T>(args.qkv), past, static_cast<int>(d),
              scale, matrix<T>(out));
+    else if (warps)
+      launch(context, "decode_self_attention_warps_kernel", decode_self_attention_warps_kernel<T, width()>,
+             {blocks_of_warps(blocks), kThreads, 0}, table, matrix<const T>(args.qkv), past, scale, matrix<T>(out));
     else
       launch(context, "decode_self_attention_vectors_kernel", decode_self_attention_vectors_kernel<T, width()>,
              {blocks, kThreads, WarpResults<width(), 1>::kBytes}, table, matrix<const T>(args.qkv), past, scale,
              matrix<T>(out));
-  });
+  };
+  dispatch(context, many ? "self, many" : "self", many, out, d, {args.qkv, args.cache, out}, run);
 }
 
 void decode_cross_attention_gpu(Context& context, const DecodeCrossAttentionArgs& args, const Tensor& out) {
   const int64_t d = out.dim(1) / args.heads, rows = out.dim(0);
   const int tokens = static_cast<int>(args.keys.dim(0));
-  dispatch(context, "cross", out, d, {args.q, args.keys, args.values, out}, [&](auto type, auto width) {
+  const bool several = args.rows.width > 1 && args.rows.width <= 8;
+  const auto attend = [&](auto type, auto width, bool warps) {
     using T = decltype(type);
     const RowTable table = row_table(args.rows, args.heads, out);
     const float scale = args.scale * kLog2E;
@@ -465,6 +603,12 @@ void decode_cross_attention_gpu(Context& context, const DecodeCrossAttentionArgs
              {rows * args.heads, kThreads, any_shared_bytes(d)}, table, matrix<const T>(args.q),
              matrix<const T>(args.keys), matrix<const T>(args.values), tokens,
              global<const int32_t>(args.source_offsets), static_cast<int>(d), scale, matrix<T>(out));
+    } else if (warps) {
+      const int64_t sentences = (rows + args.rows.width - 1) / args.rows.width;
+      launch(context, "decode_cross_attention_warps_kernel", decode_cross_attention_warps_kernel<T, width()>,
+             {blocks_of_warps(sentences * args.rows.width * args.heads), kThreads, 0}, table, matrix<const T>(args.q),
+             matrix<const T>(args.keys), global<const T>(args.values), tokens,
+             global<const int32_t>(args.source_offsets), scale, matrix<T>(out));
     } else {
       const auto run = [&](auto most) {
         const int64_t chunks = (args.rows.width + most() - 1) / most();
@@ -484,7 +628,9 @@ void decode_cross_attention_gpu(Context& context, const DecodeCrossAttentionArgs
           return run(std::integral_constant<int, 8>());
       }
     }
-  });
+  };
+  dispatch(context, several ? "cross, several" : "cross", several, out, d, {args.q, args.keys, args.values, out},
+           attend);
 }
 
 }  // namespace frit

@@ -7,8 +7,8 @@ namespace frit {
 
 // Which hypotheses a step's rows are. Everything in the tensors is device data: a recorded step reads it when it runs.
 // Row r is hypothesis r % width of sentence live_sentence[r / width] if r / width < live[0]; its slot is
-// sentence * width + hypothesis. Other rows are padding of a bucket: their results are 0, and nothing is read or
-// written for them. A sentence outside of [0, sentences) makes its rows padding too.
+// sentence * width + hypothesis. Other rows are padding of a bucket: their results are 0, whatever they are, and
+// nothing is written for them. A sentence outside of [0, sentences) makes its rows padding too.
 struct DecodeRows {
   Tensor live;           // i32 [1]: sentences that are still decoded
   Tensor live_sentence;  // i32 [sentences]: which they are; only the first live[0] are read
@@ -50,7 +50,7 @@ struct DecodeCrossAttentionArgs {
 // Attends over the tokens of each row's source sentence. A sentence without tokens gives 0.
 // Math, dtypes, bits and errors: as decode_self_attention. Offsets outside of the tokens are taken for the nearest end
 // (on the CPU: an error).
-// Cost: 1 launch; keys and values are read once for the `width` rows of a sentence (for every 8 of them).
+// Cost: 1 launch; keys and values are read from memory once for the `width` rows of a sentence (for every 8 of them).
 void decode_cross_attention(Context& context, const DecodeCrossAttentionArgs& args, const Tensor& out);
 
 }  // namespace frit

@@ -1,4 +1,5 @@
 #include "frit/ops/embedding/gpu.h"
+#include "frit/simt/early.h"
 #include "frit/simt/launch.h"
 
 namespace frit {
@@ -130,6 +131,7 @@ FRIT_KERNEL(kThreads, kAligned                          ? (kVectors <= 2 ? 4 : 3
                       : kVectors <= 2 && sizeof(T) == 2 ? 3
                                                         : 2)
 embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
+  let_next_start();
   wait_for_previous();
   constexpr int kN = kVecOf<T>, kTokens = static_cast<int>(kEmbeddingTokens);
   const int64_t begin = (block_index() * kWarps + warp()) * kTokens;

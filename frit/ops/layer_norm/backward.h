@@ -22,4 +22,56 @@ void layer_norm_sum_columns(Context& context, const LayerNormBackward& b, Column
 void layer_norm_add_partials(Context& context, Buffer partials, bool accumulate, const Tensor& dgamma,
                              const Tensor& dbeta);
 
+namespace layer_norm {
+
+// See gpu.h.
+enum BackwardInstance {
+  kXhat1,
+  kXhat2,
+  kXhat4,
+  kLoopedBackward,
+  kSpans2Backward,
+  kSpans4Backward,
+  kSpans5Backward,
+  kDependence,
+  kSlides,
+  kColumnSerial,
+  kAtomic,
+  kTiled32,
+  kTiled33,
+  kApart
+};
+
+// How a launch's blocks share out rows: `groups` of `warps` warps each take rows, a batch of them at a time.
+struct BackwardCut {
+  int warps = 1, groups = 1;
+  int64_t blocks = 0, shared_bytes = 0;
+  int threads() const { return warps * groups * 32; }
+};
+
+struct BackwardShape {
+  explicit BackwardShape(const Tensor& x);
+  static bool is_spans(int i) { return i >= kSpans2Backward && i <= kSpans5Backward; }
+
+  int64_t rows, cols, n;  // n: elements of a vector
+  int64_t vectors;        // of a row that begins at one
+  bool aligned;           // do all rows begin at one?
+  int64_t period;         // of the rows that begin equally far past a multiple of 16 bytes
+  int64_t chunks;         // vectors that cover a row wherever it begins
+
+  // Of the instances that take a row by vectors in order, the one of the fewest a thread that holds it.
+  int widest() const;
+  // Can spans i hold a row?
+  bool spans_fit(int i) const;
+  // What runs if nothing is forced and nothing is known from timing. A function of the columns and the stride alone.
+  int rule() const;
+  // sums: how many each column has.
+  BackwardCut cut(int i, int sums = 2) const;
+};
+
+// Starts layer_norm_backward's spans_2, spans_4 or spans_5. whole: all rows are whole aligned vectors.
+void start_backward_spans(Context& context, int i, const BackwardShape& shape, const LayerNormBackward& b, bool whole);
+
+}  // namespace layer_norm
+
 }  // namespace frit

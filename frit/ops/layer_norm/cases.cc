@@ -49,22 +49,28 @@ Spans spans_of(int64_t rows, int64_t cols, int64_t stride, DType dtype, bool bac
   Spans s;
   s.period = std::min(n / std::gcd(stride, n), std::max<int64_t>(rows, 1));
   const int64_t chunks = over(cols + (s.period > 1 ? n - 1 : 0), n);
-  if (vectors_of(cols, dtype) <= 32) return s;
+  const int64_t vectors = vectors_of(cols, dtype);
+  if (vectors <= 32 || (!backward && s.period == 1 && vectors <= 128 && rows <= 8192)) return s;
+  // Which form runs backward does not depend on the number of rows.
+  const int64_t most_chunks = backward && stride % n != 0 ? over(cols + n - 1, n) : chunks;
   for (int64_t each : {2, 4, 5}) {
-    const int64_t warps = over(chunks, 32 * each), held = each * warps, least = s.each * s.warps;
-    const bool equal = held == least && (!backward || warps == 1);
+    const int64_t warps = over(most_chunks, 32 * each), held = each * warps, least = s.each * s.warps;
+    // Of equals: forward the fewest warps, backward as many of a block's 8 as can be.
+    const bool equal = held == least && (!backward || 8 / warps * warps > 8 / s.warps * s.warps);
     if (warps <= 8 && (s.each == 0 || held < least || equal)) s.each = each, s.warps = warps;
   }
   if (s.each == 0) return s;
-  s.groups = 8 / s.warps;
-  const int64_t of_class = over(rows, s.period), most = backward && s.each != 2 ? 132 : 264;
+  s.warps = over(chunks, 32 * s.each);
+  const bool large = backward && s.each == 2 && s.warps == 1;  // blocks of 16 warps
+  s.groups = (large ? 16 : 8) / s.warps;
+  const int64_t of_class = over(rows, s.period), most = backward && (s.each != 2 || large) ? 132 : 264;
   const int64_t pieces = std::clamp<int64_t>(over(of_class, s.groups * (backward ? 2 : 1)), 1, most / s.period);
   s.blocks = pieces * s.period, s.batches = over(of_class, pieces * s.groups);
   return s;
 }
 
-// x once, y once. A block reads gamma and beta once, or, up to 32 vectors, a warp for the two rows it takes; a row in
-// registers of one warp meets no barrier but the one behind gamma and beta; past 2048 vectors x is read twice.
+// x once, y once. A block reads gamma and beta once, or a warp for the row it takes (up to 32 vectors two rows); a row
+// in registers of one warp meets no barrier but the one behind gamma and beta; past 2048 vectors x is read twice.
 GpuBudget forward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
   const int64_t size = size_of(dtype), vectors = vectors_of(cols, dtype);
   const Spans s = spans_of(rows, cols, stride, dtype, false);
@@ -75,7 +81,7 @@ GpuBudget forward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
   else if (s.each > 0)
     b.barriers = 1 + (s.warps > 1 ? s.batches : 0);
   else
-    b.barriers = vectors > 32 ? 1 : 0;
+    b.barriers = vectors > 128 ? 1 : 0;
   const int64_t times = s.each > 0 ? (rows == 0 ? 0 : s.blocks) : vectors <= 32 ? over(rows, 2) : rows;
   b.read_bytes = rows * cols * size * (vectors > 2048 ? 2 : 1) + times * 2 * cols * size;
   b.written_bytes = rows * cols * size + 8 * rows;

@@ -5,17 +5,20 @@
 namespace frit {
 
 // Instances (Context::force("layer_norm_forward", name)): a thread holds 1, 2, 4 or 8 vectors of 16 bytes of a row,
-// which as many warps as it takes share: one_sync_1, one_sync_2, one_sync_4, one_sync_8. looped takes any width, and
-// reads x twice. Kept to be measured, one vector a thread, and never chosen freely: two_sync (mean, then variance: two
-// dependent reductions) and moments (E[x^2] - E[x]^2: relative error of the variance eps * (mean / std)^2).
-// Cost: 1 launch; reads x once (looped: twice), gamma and beta once for each 4 / vectors rows (at least one); 1 barrier
-// a block, 0 when a warp owns a row; two_sync 2.
+// which as many warps as it takes share: one_sync_1, one_sync_2, one_sync_4, one_sync_wide (4, up to 16 warps).
+// spans_2, spans_4, spans_5: blocks that stay take rows one after the other, while the next is on its way; what many
+// rows take. looped takes any width, and reads x twice. Kept to be measured, one vector a thread, and never chosen
+// freely: two_sync (mean, then variance: two dependent reductions) and moments (E[x^2] - E[x]^2: relative error of the
+// variance eps * (mean / std)^2). Cost: 1 launch; reads x once (looped: twice), gamma and beta once for each row
+// (one_sync_1: two rows; spans: once a block); 1 barrier a block, 0 when a warp owns a row; two_sync 2; spans 1, and 1
+// for each row unless a warp owns it.
 void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gamma, const Tensor& beta, float eps,
                             const Tensor& y, const Tensor& mean, const Tensor& rstd);
 
-// Instances (Context::force("layer_norm_backward", name)): xhat_1, xhat_2, xhat_4 (vectors a thread holds of a row): a
-// fixed number of blocks walks the rows, each keeps its columns' sums for dgamma and dbeta and writes them once, a
-// second launch adds these. looped takes any width. Kept to be measured, and never chosen freely:
+// Instances (Context::force("layer_norm_backward", name)): xhat_1, xhat_2, xhat_4, spans_2, spans_4, spans_5 (vectors a
+// thread holds of a row): a fixed number of blocks walks the rows, each keeps its columns' sums for dgamma and dbeta
+// and writes them once, a second launch adds these. looped takes any width. Kept to be measured, and never chosen
+// freely:
 //   dependence, slides       other forms of dx, one vector a thread: layer_norm differentiated operation by operation
 //                            (two dependent reductions), and dx from the sums of g and g * x
 //   column_serial, atomic, tiled_32x32, tiled_32x33, two_stage_apart      dgamma and dbeta in launches of their own,

@@ -122,6 +122,15 @@ FRIT_DEVICE void start_span(const Span<T, K>& span, const Ends<T, K>& ends, cons
   }
   one = ends.template load_one<cache>(row);
 }
+// The same of rows that are whole aligned vectors.
+template <Cache cache, typename T, int K, int N>
+FRIT_DEVICE void load_whole(const Span<T, K>& span, const Global<const T>& row, Vec<T, N> (&v)[K]) {
+  FRIT_UNROLL
+  for (int k = 0; k < K; ++k) {
+    v[k] = Vec<T, N>{};
+    if (span.column(k) < span.cols) v[k] = load_vec<N, cache>(row, span.column(k));
+  }
+}
 // The same from rows that may lie otherwise: element by element.
 template <Cache cache, typename T, int K, int N>
 FRIT_DEVICE void load_elements(const Span<T, K>& span, const Global<const T>& row, Vec<T, N> (&v)[K]) {

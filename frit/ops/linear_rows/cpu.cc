@@ -23,16 +23,18 @@ float activate(Activation activation, float x) {
 
 template <typename T>
 void normalise(const T* x, const T* gamma, const T* beta, int64_t k, float epsilon, T* y) {
-  float sum = 0, squares = 0;
+  double sum = 0, squares = 0;  // in fp32 a mean far from 0 would cost digits
   for (int64_t i = 0; i < k; ++i) sum += static_cast<float>(x[i]);
-  const float mean = sum / static_cast<float>(k);
+  const double mean = sum / static_cast<double>(k);
   for (int64_t i = 0; i < k; ++i) {
-    const float d = static_cast<float>(x[i]) - mean;
+    const double d = static_cast<float>(x[i]) - mean;
     squares += d * d;
   }
-  const float rstd = 1 / std::sqrt(squares / static_cast<float>(k) + epsilon);
-  for (int64_t i = 0; i < k; ++i)
-    y[i] = T((static_cast<float>(x[i]) - mean) * rstd * static_cast<float>(gamma[i]) + static_cast<float>(beta[i]));
+  const double rstd = 1 / std::sqrt(squares / static_cast<double>(k) + static_cast<double>(epsilon));
+  for (int64_t i = 0; i < k; ++i) {
+    const auto xhat = static_cast<float>((static_cast<float>(x[i]) - mean) * rstd);
+    y[i] = T(xhat * static_cast<float>(gamma[i]) + static_cast<float>(beta[i]));
+  }
 }
 
 template <typename F>

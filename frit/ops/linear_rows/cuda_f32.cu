@@ -7,13 +7,13 @@ using namespace linear_rows_tile;
 
 // A step of 16 along k: lane 4 g + t has k = 4 t .. 4 t + 3 of row g of each 8 of w, and of all rows of x. It sums its
 // own k in rising order; the four lanes' sums are added last.
-template <int tile_rows, int tile_columns, bool norm, bool aligned>
-FRIT_KERNEL(kThreads, (aligned && !norm ? 2 : 1))
+template <int tile_rows, int tile_columns, bool aligned>
+FRIT_KERNEL(kThreads, (aligned ? 2 : 1))
 linear_rows_fma_kernel(Operands<float> o) {
   constexpr int C = tile_columns / 8, kFlying = 8;  // rows of x under way at a time
   let_next_start();
-  const int first_row = static_cast<int>(block_index() % o.row_tiles) * tile_rows;
-  const int tile = static_cast<int>(block_index() / o.row_tiles), first_column = tile * tile_columns;
+  const int block = static_cast<int>(block_index());
+  const int first_row = block % o.row_tiles * tile_rows, first_column = block / o.row_tiles * tile_columns;
   const int g = lane() / 4, t = lane() % 4;
   const int begin = warp() * o.piece, end = least(o.k, begin + o.piece);
   const Shared<float> region = shared_array<float>(warp() * o.region);
@@ -24,12 +24,6 @@ linear_rows_fma_kernel(Operands<float> o) {
   if (begin + 16 * o.held < end) prefetch_rest<tile_columns>(o, first_column, begin + 16 * o.held, end);
   wait_for_previous();
   epilogue.load_residual(o, first_row, first_column);
-
-  const Shared<float> stats = shared_array<float>(kWarps * o.region);
-  if constexpr (norm) {
-    row_stats<aligned, tile_rows>(o, first_row, stats);
-    barrier();
-  }
 
   float sums[tile_rows][C] = {};
   const Global<const float> x = o.x + static_cast<int64_t>(first_row) * o.x_stride;
@@ -42,11 +36,7 @@ linear_rows_fma_kernel(Operands<float> o) {
     FRIT_UNROLL_BY(1)
     for (int s = 0; s < steps; ++s) {
       const int at = from + 16 * s + 4 * t;
-      Vec<float, 4> gamma, beta, w[C];
-      if constexpr (norm) {
-        gamma = load_constant_row<aligned, 4>(o.gamma, at, end);
-        beta = load_constant_row<aligned, 4>(o.beta, at, end);
-      }
+      Vec<float, 4> w[C];
       FRIT_UNROLL
       for (int c = 0; c < C; ++c) {
         if constexpr (aligned) {
@@ -67,15 +57,6 @@ linear_rows_fma_kernel(Operands<float> o) {
         }
         FRIT_UNROLL
         for (int r = 0; r < kFlying; ++r) {
-          const int row = first_row + first + r;
-          if constexpr (norm) {
-            if (row < o.rows) {
-              rows[r] =
-                  normalised(rows[r], gamma, beta, load(stats, 2 * (first + r)), load(stats, 2 * (first + r) + 1));
-              if (tile == 0 && g == 0 && o.normed && at < end)
-                store_span<4>(o.normed + static_cast<int64_t>(row) * o.normed_stride, at, o.k, rows[r]);
-            }
-          }
           FRIT_UNROLL
           for (int c = 0; c < C; ++c) {
             FRIT_UNROLL
@@ -100,22 +81,17 @@ linear_rows_fma_kernel(Operands<float> o) {
   epilogue.finish(o, first_row, first_column);
 }
 
-template <int i, bool norm>
-void run(Context& context, const LinearRowsArgs& args, const Tensor& y) {
-  constexpr LinearRowsTile tile = kLinearRowsTiles[i];
-  constexpr bool aligned = i != kLinearRowsAny;
-  const Operands<float> o = operands<float, tile.rows, tile.columns, 16>(args, y, aligned);
-  const int64_t blocks = (y.dim(1) + tile.columns - 1) / tile.columns * o.row_tiles;
-  launch(context, "linear_rows_fma_kernel", linear_rows_fma_kernel<tile.rows, tile.columns, norm, aligned>,
-         {blocks, kThreads, kWarps * int64_t{o.region} + (norm ? 8 * tile.rows : 0)}, o);
-}
 template <int i = 0>
 void run_instance(Context& context, const LinearRowsArgs& args, const Tensor& y, int chosen) {
   if constexpr (i <= kLinearRowsAny) {
     if (i != chosen) return run_instance<i + 1>(context, args, y, chosen);
-    if constexpr (linear_rows_takes(i, DType::kF32, true)) {
-      if (args.gamma.defined()) return run<i, true>(context, args, y);
-      run<i, false>(context, args, y);
+    if constexpr (linear_rows_takes(i, DType::kF32)) {
+      constexpr LinearRowsTile tile = kLinearRowsTiles[i];
+      constexpr bool aligned = i != kLinearRowsAny;
+      const Operands<float> o = operands<float, tile.rows, tile.columns, 16>(args, y, aligned);
+      const int64_t blocks = (y.dim(1) + tile.columns - 1) / tile.columns * o.row_tiles;
+      launch(context, "linear_rows_fma_kernel", linear_rows_fma_kernel<tile.rows, tile.columns, aligned>,
+             {blocks, kThreads, kWarps * int64_t{o.region}}, o);
     }
   }
 }
@@ -123,7 +99,9 @@ void run_instance(Context& context, const LinearRowsArgs& args, const Tensor& y,
 }  // namespace
 
 void linear_rows_f32_gpu(Context& context, const LinearRowsArgs& args, const Tensor& y, int i) {
-  run_instance(context, args, y, i);
+  if (!args.gamma.defined()) return run_instance(context, args, y, i);
+  Buffer scratch;
+  run_instance(context, launch_norm<float>(context, args, y, i != kLinearRowsAny, scratch), y, i);
 }
 
 }  // namespace frit

@@ -17,31 +17,39 @@ struct LinearRowsTile {
 };
 // Instances of linear_rows_forward, in the order of the names. All give the same bits. The last one takes what does not
 // begin at multiples of 16 bytes, or whose rows do not; the one before it is for hundreds of rows of 16-bit types.
-constexpr LinearRowsTile kLinearRowsTiles[] = {{16, 8},  {16, 16}, {16, 32}, {32, 8},    {32, 16},
-                                               {32, 32}, {32, 64}, {64, 32}, {128, 128}, {32, 8}};
-constexpr const char* kLinearRowsNames[] = {"16x8",  "16x16", "16x32", "32x8",    "32x16",
-                                            "32x32", "32x64", "64x32", "128x128", "32x8_any"};
-constexpr int kLinearRowsMany = 8, kLinearRowsAny = 9;
+constexpr LinearRowsTile kLinearRowsTiles[] = {{16, 8},  {16, 16}, {16, 32}, {32, 8},
+                                               {32, 16}, {32, 32}, {64, 64}, {32, 8}};
+constexpr const char* kLinearRowsNames[] = {"16x8", "16x16", "16x32", "32x8", "32x16", "32x32", "64x64", "32x8_any"};
+constexpr int kLinearRowsMany = 6, kLinearRowsAny = 7;
 
 // Whether instance i can run a call with aligned operands.
-constexpr bool linear_rows_takes(int i, DType dtype, bool norm) {
-  if (i == kLinearRowsAny) return true;
-  if (i == kLinearRowsMany) return dtype != DType::kF32;
-  const LinearRowsTile tile = kLinearRowsTiles[i];
-  return tile.rows * tile.columns <= (dtype == DType::kF32 ? 256 : norm ? 1024 : 2048);
+constexpr bool linear_rows_takes(int i, DType dtype) {
+  if (i == kLinearRowsAny || dtype != DType::kF32) return true;
+  return kLinearRowsTiles[i].rows * kLinearRowsTiles[i].columns <= 256;
+}
+// The longest rows whose norm the kernel of 16-bit types makes itself.
+constexpr int64_t kLinearRowsNormInside = 1024;
+constexpr bool linear_rows_norms_inside(int i, DType dtype, int64_t k) {
+  return i < kLinearRowsMany && dtype != DType::kF32 && k <= kLinearRowsNormInside;
 }
 // Loads of w a thread, 16 bytes each, that shared memory holds at a time: 64 KB a block.
 constexpr int kLinearRowsHeld = 16;
-// What runs by default: "128x128" from 48 blocks of it on; else as few rows as hold them (32 for more), then the widest
-// columns that still make 96 blocks.
-int linear_rows_choice(int64_t rows, int64_t n, DType dtype, bool norm);
+// What runs by default: of up to 32 rows' tiles 16 x 32 at most two a multiprocessor of 132, the widest that still make
+// 64 blocks (96 for up to 16 rows); else "64x64" from 48 blocks on; else 32 rows, the widest columns that make 96
+// blocks.
+int linear_rows_choice(int64_t rows, int64_t n, DType dtype);
 
 // A block of 8 warps makes a tile of y: each warp sums one piece of k; no element of x or w is needed twice in a block,
 // so each thread loads, in 16 bytes, just what it multiplies. w's tile (up to 64 KB; of the rest memory is told) is
-// under way to shared memory before the kernels before this one have ended. The pieces' sums meet in shared memory.
-// Cost: 1 launch; 1 barrier, 2 with a norm.
-// "128x128": tiles of x and w go through shared memory, 32 of k at a time, four of them under way; a warp sums 64 rows
-// and 32 columns, piece after piece. A norm is a launch of its own before it, through `normed` or scratch.
+// under way to shared memory before the kernels before this one have ended, and with a norm gamma and beta. The pieces'
+// sums meet in shared memory.
+// A norm of rows of up to 1024 of a 16-bit type: x stays in registers; each warp takes mean and squares of its piece of
+// a row about the row's first element; the pieces' meet in shared memory, and each warp merges them and normalises what
+// it holds. Every block does so again; those of the first tile of columns write `normed`. Other norms are a launch of
+// their own, through `normed` or scratch.
+// "64x64": tiles of x and w go through shared memory, 64 of k at a time, four of them under way; a warp sums 32 rows
+// and 32 columns, piece after piece. Cost: 1 launch, 1 barrier, 2 with a norm inside; else 2 launches, the first
+// without a barrier.
 void linear_rows_gpu(Context& context, const LinearRowsArgs& args, const Tensor& y);
 // Its parts: instance i runs.
 void linear_rows_bf16_gpu(Context& context, const LinearRowsArgs& args, const Tensor& y, int i);

@@ -45,21 +45,23 @@ void linear_rows(Context& context, const LinearRowsArgs& args, const Tensor& y) 
   linear_rows_cpu(context, args, y);
 }
 
-int linear_rows_choice(int64_t rows, int64_t n, DType dtype, bool norm) {
-  const int tall = rows <= 16 ? 16 : 32;
-  int best = rows <= 16 ? 0 : 3;
-  const LinearRowsTile many = kLinearRowsTiles[kLinearRowsMany];
-  if (linear_rows_takes(kLinearRowsMany, dtype, norm) && rows > many.rows / 2 &&
-      ((rows + many.rows - 1) / many.rows) * ((n + many.columns - 1) / many.columns) >= 48)
-    return kLinearRowsMany;
-  for (int i = 0; i < kLinearRowsMany; ++i) {
-    const LinearRowsTile tile = kLinearRowsTiles[i], was = kLinearRowsTiles[best];
-    if (!linear_rows_takes(i, dtype, norm) || tile.rows < tall) continue;
-    const int64_t blocks = ((rows + tile.rows - 1) / tile.rows) * ((n + tile.columns - 1) / tile.columns);
-    if (tile.rows > 32 ? rows > 32 && blocks >= 264 : tile.rows == tall && blocks >= 96)
-      if (tile.rows * tile.columns >= was.rows * was.columns) best = i;
-  }
-  return best;
+int linear_rows_choice(int64_t rows, int64_t n, DType dtype) {
+  const auto blocks = [&](int i) {
+    const LinearRowsTile tile = kLinearRowsTiles[i];
+    return ((rows + tile.rows - 1) / tile.rows) * ((n + tile.columns - 1) / tile.columns);
+  };
+  // The widest of the tiles of so many rows that makes `most` blocks; the narrowest if none does.
+  const auto widest = [&](int tile_rows, int64_t most) {
+    int best = -1;
+    for (int i = 0; i < kLinearRowsMany; ++i)
+      if (kLinearRowsTiles[i].rows == tile_rows && linear_rows_takes(i, dtype) && (best < 0 || blocks(i) >= most))
+        best = i;
+    return best;
+  };
+  if (rows <= 16) return widest(16, 96);
+  if (const int low = widest(16, 64); blocks(low) <= 264) return low;
+  if (dtype != DType::kF32 && rows > 32 && blocks(kLinearRowsMany) >= 48) return kLinearRowsMany;
+  return widest(32, 96);
 }
 
 }  // namespace frit

@@ -60,85 +60,157 @@ FRIT_DEVICE Vec<T, N> load_constant_row(const Global<const T>& row, int at, int 
 
 // ---- The norm ----
 
-// Mean of `count` numbers, and the sum of their squared distances from it.
-struct Moments {
-  float count = 0, mean = 0, squares = 0;
-  // Takes in others. Source: Chan, Golub, LeVeque 1979.
-  FRIT_DEVICE void merge(float n, float other_mean, float other_squares) {
-    const float both = count + n, delta = other_mean - mean;
-    const float share = both == 0 ? 0.0f : n / both;
-    squares += other_squares + delta * delta * count * share;
-    mean += delta * share;
-    count = both;
-  }
-};
+// Where x's rows are cut as the product cuts them, lane t of a quad having N elements from 4 N s + N t on of a piece, a
+// row's moments have the same bits whoever takes them. Each is about the row's first element, so that a mean far from 0
+// costs nothing; products that meet sums are written as fmaf, so that no compiler fuses them here and not there.
+
+// Sum of the first `count` elements of v, each less `from`.
 template <int N, typename T>
-FRIT_DEVICE void add_vector(Moments& m, const Vec<T, N>& v, int count) {
-  float sum = 0, squares = 0;
+FRIT_DEVICE float sum_about(const Vec<T, N>& v, float from, int count) {
+  float d[N];
   FRIT_UNROLL
-  for (int i = 0; i < N; ++i) sum += i < count ? widen(v[i]) : 0.0f;
-  const float n = static_cast<float>(count), mean = count == N ? sum * (1.0f / N) : sum / n;
+  for (int i = 0; i < N; ++i) d[i] = i < count ? widen(v[i]) - from : 0.0f;
   FRIT_UNROLL
-  for (int i = 0; i < N; ++i) {
-    const float d = i < count ? widen(v[i]) - mean : 0.0f;
-    squares = fmaf(d, d, squares);
+  for (int width = N / 2; width > 0; width /= 2) {
+    FRIT_UNROLL
+    for (int i = 0; i < width; ++i) d[i] += d[i + width];
   }
-  m.merge(n, mean, squares);
+  return d[0];
 }
-// Mean and 1 / deviation of rows of k columns, one warp's work, in all lanes of the warp the same.
-template <bool aligned, int count, typename T>
-FRIT_DEVICE void measure(const Global<const T> (&rows)[count], int k, float epsilon, float (&mean)[count],
-                         float (&rstd)[count]) {
-  constexpr int N = kVecOf<T>;
-  Moments moments[count];
-  FRIT_UNROLL_BY(2)
-  for (int at = lane() * N; at < k; at += kWarpSize * N) {
-    FRIT_UNROLL
-    for (int u = 0; u < count; ++u) add_vector(moments[u], load_row<aligned, N>(rows[u], at, k), least(N, k - at));
-  }
+// Sum of the squares of the same, each less `from` and then `mean`.
+template <int N, typename T>
+FRIT_DEVICE float squares_about(const Vec<T, N>& v, float from, float mean, int count) {
+  float d[N], sum[N / 2];
   FRIT_UNROLL
-  for (int u = 0; u < count; ++u) {
-    Moments& m = moments[u];
+  for (int i = 0; i < N; ++i) d[i] = i < count ? widen(v[i]) - from - mean : 0.0f;
+  FRIT_UNROLL
+  for (int i = 0; i < N / 2; ++i) sum[i] = fmaf(d[i + N / 2], d[i + N / 2], d[i] * d[i]);
+  FRIT_UNROLL
+  for (int width = N / 4; width > 0; width /= 2) {
     FRIT_UNROLL
-    for (int bits = 16; bits > 0; bits /= 2) {
-      const float n = shuffle_xor(m.count, bits), other = shuffle_xor(m.mean, bits),
-                  squares = shuffle_xor(m.squares, bits);
-      m.merge(n, other, squares);
-    }
-    mean[u] = shuffle(m.mean, 0);
-    rstd[u] = rsqrt(shuffle(m.squares, 0) / static_cast<float>(k) + epsilon);
+    for (int i = 0; i < width; ++i) sum[i] += sum[i + width];
   }
+  return sum[0];
 }
-// Leaves mean and 1 / deviation of the tile's rows in `stats`; a warp takes two rows at a time.
-template <bool aligned, int tile_rows, typename T>
-FRIT_DEVICE void row_stats(const Operands<T>& o, int first_row, const Shared<float>& stats) {
-  constexpr int kAtOnce = 2;
-  for (int r = warp() * kAtOnce; r < tile_rows; r += kWarps * kAtOnce) {
-    if (first_row + r >= o.rows) return;
-    Global<const T> rows[kAtOnce];
-    FRIT_UNROLL
-    for (int u = 0; u < kAtOnce; ++u)
-      rows[u] = o.x + static_cast<int64_t>(least(first_row + r + u, o.rows - 1)) * o.x_stride;
-    float mean[kAtOnce], rstd[kAtOnce];
-    measure<aligned>(rows, o.k, o.epsilon, mean, rstd);
-    FRIT_UNROLL
-    for (int u = 0; u < kAtOnce; ++u)
-      if (lane() == 0) store(stats, 2 * (r + u), mean[u]), store(stats, 2 * (r + u) + 1, rstd[u]);
+// Columns in piece p of k.
+FRIT_DEVICE int columns_in(int k, int piece, int p) {
+  const int left = k - p * piece;
+  return left < 0 ? 0 : least(left, piece);
+}
+FRIT_DEVICE float inverse_of(int count) {
+  return 1.0f / static_cast<float>(count > 0 ? count : 1);
+}
+// What makes LN(x) of x: ((x - centre) * rstd + rest) * gamma + beta.
+struct Scaling {
+  float centre = 0, rstd = 0, rest = 0;
+};
+// From a row's pieces: lane t of a quad gives counts of pieces 2 t and 2 t + 1, and their means and squares in turn.
+// Source: Chan, Golub, LeVeque 1979, for all pieces at once.
+FRIT_DEVICE Scaling merge_pieces(float from, const float (&counts)[2], const Vec<float, 4>& pieces, float inverse_k,
+                                 float epsilon) {
+  const float sum = fmaf(counts[1], pieces[2], mul_rn(counts[0], pieces[0]));
+  const float mean = mul_rn(warp_sum<4>(sum), inverse_k);
+  float squares = add_rn(pieces[1], pieces[3]);
+  FRIT_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const float d = sub_rn(pieces[2 * i], mean);
+    squares = fmaf(mul_rn(counts[i], d), d, squares);
   }
+  Scaling s;
+  s.rstd = rsqrt(fmaf(warp_sum<4>(squares), inverse_k, epsilon));
+  s.centre = add_rn(from, mean);
+  s.rest = mul_rn(sub_rn(sub_rn(s.centre, from), mean), s.rstd);
+  return s;
 }
 template <typename T, int N>
-FRIT_DEVICE Vec<T, N> normalised(const Vec<T, N>& x, const Vec<T, N>& gamma, const Vec<T, N>& beta, float mean,
-                                 float rstd) {
+FRIT_DEVICE Vec<T, N> normalised(const Vec<T, N>& x, const Vec<T, N>& gamma, const Vec<T, N>& beta, const Scaling& s) {
   Vec<float, N> y;
   FRIT_UNROLL
-  for (int i = 0; i < N; ++i) y[i] = fmaf((widen(x[i]) - mean) * rstd, widen(gamma[i]), widen(beta[i]));
+  for (int i = 0; i < N; ++i)
+    y[i] = fmaf(fmaf(widen(x[i]) - s.centre, s.rstd, s.rest), widen(gamma[i]), widen(beta[i]));
   return from_float<T>(y);
+}
+
+// A launch of its own: a warp a row, a quad a piece.
+template <typename T, bool aligned>
+FRIT_KERNEL(kThreads, 2)
+linear_rows_norm_kernel(Operands<T> o) {
+  constexpr int N = kVecOf<T>, kKept = 4;  // vectors a lane keeps of its piece; the others it reads again
+  let_next_start();
+  const int row = static_cast<int>(block_index()) * kWarps + warp();
+  const int begin = lane() / 4 * o.piece + lane() % 4 * N, count = columns_in(o.k, o.piece, lane() / 4);
+  const int end = begin + (count - lane() % 4 * N);
+  const float inverse = inverse_of(count), inverse_k = inverse_of(o.k);
+  const int steps = o.piece / (4 * N);
+  Vec<T, N> gamma[kKept], beta[kKept], kept[kKept];
+  FRIT_UNROLL
+  for (int s = 0; s < kKept; ++s) {
+    gamma[s] = load_constant_row<aligned, N>(o.gamma, begin + 4 * N * s, s < steps ? end : 0);
+    beta[s] = load_constant_row<aligned, N>(o.beta, begin + 4 * N * s, s < steps ? end : 0);
+  }
+  wait_for_previous();
+  if (row >= o.rows) return;
+  const Global<const T> x = o.x + row * o.x_stride;
+  FRIT_UNROLL
+  for (int s = 0; s < kKept; ++s) kept[s] = load_row<aligned, N>(x, begin + 4 * N * s, s < steps ? end : 0);
+  const float from = widen(load(x, 0));
+  const auto has = [&](int at) { return aligned ? N : least(N, end - at); };
+
+  float sum = 0, squares = 0;
+  FRIT_UNROLL
+  for (int s = 0; s < kKept; ++s) {
+    const int at = begin + 4 * N * s;
+    if (s < steps && at < end) sum += sum_about(kept[s], from, has(at));
+  }
+  FRIT_UNROLL_BY(2)
+  for (int s = kKept; s < steps; ++s) {
+    const int at = begin + 4 * N * s;
+    if (at < end) sum += sum_about(load_row<aligned, N>(x, at, end), from, has(at));
+  }
+  const float mean = mul_rn(warp_sum<4>(sum), inverse);
+  FRIT_UNROLL
+  for (int s = 0; s < kKept; ++s) {
+    const int at = begin + 4 * N * s;
+    if (s < steps && at < end) squares += squares_about(kept[s], from, mean, has(at));
+  }
+  FRIT_UNROLL_BY(2)
+  for (int s = kKept; s < steps; ++s) {
+    const int at = begin + 4 * N * s;
+    if (at < end) squares += squares_about(load_row<aligned, N>(x, at, end), from, mean, has(at));
+  }
+  squares = warp_sum<4>(squares);
+  const int own = lane() % 4 * 2;
+  const float counts[2] = {static_cast<float>(columns_in(o.k, o.piece, own)),
+                           static_cast<float>(columns_in(o.k, o.piece, own + 1))};
+  const Vec<float, 4> pieces = {shuffle(mean, 4 * own), shuffle(squares, 4 * own), shuffle(mean, 4 * own + 4),
+                                shuffle(squares, 4 * own + 4)};
+  const Scaling scaling = merge_pieces(from, counts, pieces, inverse_k, o.epsilon);
+
+  const Global<T> y = o.normed + row * o.normed_stride;
+  const auto write = [&](int at, const Vec<T, N>& v) {
+    if constexpr (aligned)
+      store_vec<N>(y, at, v);
+    else
+      store_span<N>(y, at, o.k, v);
+  };
+  FRIT_UNROLL
+  for (int s = 0; s < kKept; ++s) {
+    const int at = begin + 4 * N * s;
+    if (s < steps && at < end) write(at, normalised(kept[s], gamma[s], beta[s], scaling));
+  }
+  FRIT_UNROLL_BY(1)
+  for (int s = kKept; s < steps; ++s) {
+    const int at = begin + 4 * N * s;
+    if (at < end)
+      write(at, normalised(load_row<aligned, N>(x, at, end), load_constant_row<aligned, N>(o.gamma, at, end),
+                           load_constant_row<aligned, N>(o.beta, at, end), scaling));
+  }
 }
 
 // ---- Shared memory ----
 
 // Each warp has a region of its own, in which first its piece of w lies (16 bytes a thread and load: the thread that
-// copies them reads them, so no barrier is needed), then its sums. Behind the regions: means and deviations.
+// copies them reads them, so no barrier is needed), then its sums.
 
 // Floats from row to row of a warp's sums, so that 8-byte stores of a tile's quads meet no bank twice.
 template <int tile_columns>
@@ -179,22 +251,46 @@ Operands<T> operands(const LinearRowsArgs& args, const Tensor& y, bool aligned) 
   return o;
 }
 
+// Launches LN(x), into `normed` or scratch, and returns the call that is left.
+template <typename T>
+LinearRowsArgs launch_norm(Context& context, const LinearRowsArgs& args, const Tensor& y, bool aligned,
+                           Buffer& scratch) {
+  LinearRowsArgs norm = args, product = args;
+  if (!args.normed.defined()) {
+    scratch = context.allocate({args.x.dim(0), args.x.dim(1)}, args.x.dtype(), "linear_rows.normed");
+    norm.normed = scratch;
+  }
+  const Operands<T> o = operands<T, 16, 8, 4 * kVecOf<T>>(norm, y, aligned);
+  launch(context, "linear_rows_norm_kernel",
+         aligned ? linear_rows_norm_kernel<T, true> : linear_rows_norm_kernel<T, false>,
+         {(y.dim(0) + kWarps - 1) / kWarps, kThreads, 0}, o);
+  product.x = norm.normed, product.gamma = product.beta = product.normed = Tensor();
+  return product;
+}
+
 // ---- What comes behind ----
 
-FRIT_DEVICE float activated(int activation, float x) {
+// The choice stands outside of the elements: a form that does not run is then no code to jump over at each.
+template <int N>
+FRIT_DEVICE void activate(int activation, float (&x)[N]) {
+  const auto all = [&](auto&& f) {
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i) x[i] = f(x[i]);
+  };
   switch (activation) {
     case static_cast<int>(Activation::kRelu):
-      return x > 0 ? x : 0.0f;
+      return all([](float v) { return v > 0 ? v : 0.0f; });
     case static_cast<int>(Activation::kGelu):
-      return 0.5f * x * erfcf(-x * 0.70710678f);
-    case static_cast<int>(Activation::kGeluTanh): {
-      const float u = 0.79788456f * x * (1 + 0.044715f * x * x);
-      return x * reciprocal_fast(1 + exp_fast(-2 * u));
-    }
+      return all([](float v) { return 0.5f * v * erfcf(-v * 0.70710678f); });
+    case static_cast<int>(Activation::kGeluTanh):
+      return all([](float v) {
+        const float u = 0.79788456f * v * (1 + 0.044715f * v * v);
+        return v * reciprocal_fast(1 + exp_fast(-2 * u));
+      });
     case static_cast<int>(Activation::kSilu):
-      return x * reciprocal_fast(1 + exp_fast(-x));
+      return all([](float v) { return v * reciprocal_fast(1 + exp_fast(-v)); });
     default:
-      return x;
+      return;
   }
 }
 
@@ -233,22 +329,24 @@ struct Epilogue {
   }
   // Behind the barrier that follows the warps' parts.
   FRIT_DEVICE void finish(const Operands<T>& o, int first_row, int first_column) const {
+    float x[2 * kEach];
     FRIT_UNROLL
     for (int i = 0; i < kEach; ++i) {
+      x[2 * i] = x[2 * i + 1] = 0;
       if (!inside(o, i, first_row, first_column)) continue;
-      float sum[2] = {0, 0};
       FRIT_UNROLL
       for (int w = 0; w < kWarps; ++w) {
         const Vec<float, 2> part = load_vec<2>(sums_of<tile_columns>(w, row(i), o.region), column(i));
-        sum[0] += part[0], sum[1] += part[1];
+        x[2 * i] += part[0], x[2 * i + 1] += part[1];
       }
-      Vec<float, 2> y;
-      FRIT_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        float x = sum[e] + widen(static_cast<T>(bias[i][e]));
-        if (o.activation != kNoActivation) x = activated(o.activation, x);
-        y[e] = x + widen(static_cast<T>(residual[i][e]));
-      }
+      x[2 * i] += widen(static_cast<T>(bias[i][0])), x[2 * i + 1] += widen(static_cast<T>(bias[i][1]));
+    }
+    activate(o.activation, x);
+    FRIT_UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      if (!inside(o, i, first_row, first_column)) continue;
+      const Vec<float, 2> y = {x[2 * i] + widen(static_cast<T>(residual[i][0])),
+                               x[2 * i + 1] + widen(static_cast<T>(residual[i][1]))};
       const int64_t at = static_cast<int64_t>(first_row + row(i)) * o.y_stride;
       if (o.wide_y)
         store_span<2>(o.wide_y + at, first_column + column(i), o.n, y);

@@ -170,7 +170,7 @@ sample_step_kernel(State s, Global<float> logits, int64_t stride, int columns, G
   const Shared<uint32_t> counters = shared_array<uint32_t>(kCountersAt);
 
   // ---- Penalties and bans, in place ----
-  const Rules rules(settings, numbers, length, prompt);
+  const Rules rules(Settings{settings, {}, 0}, load(numbers, kSearchPenalty), length, prompt);
   if (rules.looks_back()) {
     look_back<kThreads>(rules, s.ids + s.row_of(side, slot), length, ids, banned, counters);
     for (int i = me; i < length; i += kThreads) store(as_they_came, i, load(row, load(ids, i)));

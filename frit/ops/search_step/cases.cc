@@ -516,6 +516,25 @@ std::vector<OpCase> search_step_cases() {
     add("many", many);
     many.beam = false, many.width = 1, many.keep = 1, many.count = 2;
     add("many", many);
+    // One entry, whose block has nobody to wait for; rows of several hundred places.
+    for (const int sentences : {1, 3})
+      for (const int width : {1, 4, 5}) {
+        Batch alone;
+        alone.sentences = sentences, alone.live = alone.entries = 1;
+        alone.beam = width > 1, alone.width = width, alone.keep = alone.beam ? 2 * width : 1, alone.count = 10;
+        add("alone", alone);
+        alone.token_scores = true, alone.places = 300, alone.most = 290, alone.position = 170 + 20 * width;
+        add("alone_long", alone);
+        alone.most = 0;
+        add("alone_last", alone);
+        alone.live = 0;
+        add("alone_padding", alone);
+        alone.live = 1, alone.places = 16, alone.longest_prompt = 9, alone.position = 3, alone.most = 15;
+        add("alone_prefix", alone);
+      }
+    Batch tall;
+    tall.width = 5, tall.keep = 10, tall.count = 10, tall.places = 301, tall.most = 300, tall.position = 201;
+    add("long", tall);
     Batch none;
     none.live = 0;
     add("none_left", none);

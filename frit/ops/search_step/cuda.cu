@@ -22,16 +22,48 @@ struct Step {
   Global<const float> numbers;
   int64_t values_stride, columns_stride;
   int count, keep, kept, together, vocabulary;  // kept: of a row; together: rows whose candidates are looked at at once
+  int held;                                     // settings that every block copies to shared memory
   bool beam;
 };
 
 // Where a block's arrays lie in shared memory, each of 4-byte elements.
 struct Places {
   int values, tokens, pool_values, pool_tokens, sums, banned, ids, best_values, best_tokens, best_parents, best_scores,
-      best_ends, next_values, next_tokens, next_parents, next_scores, pool_scores, merged_scores, merged_lengths,
-      merged_columns, merged_ranks, done_scores, free_columns, counters;
+      best_running, best_ends, next_values, next_tokens, next_parents, next_scores, pool_scores, old_scores,
+      merged_scores, merged_lengths, merged_columns, merged_ranks, done_scores, done_lengths, free_columns, counters,
+      settings;
 };
 
+// put(i, rank) for each of n elements, rank being how many of `all` come before it: make(i) gives a predicate of their
+// numbers. Four lanes share an element, one of them calls put. The warps [first_warp, first_warp + warps) take part.
+template <typename Make, typename Put>
+FRIT_DEVICE void rank_elements(int first_warp, int warps, int n, int all, Make&& make, Put&& put) {
+  FRIT_UNROLL_BY(1)
+  for (int begin = 0; begin < n; begin += 8 * warps) {
+    const int i = begin + (warp() - first_warp) * 8 + lane() / 4;
+    int rank = 0;
+    if (i < n) {
+      const auto before = make(i);
+      FRIT_UNROLL_BY(2)
+      for (int j = lane() % 4; j < all; j += 4) rank += before(j) ? 1 : 0;
+    }
+    rank += shuffle_xor(rank, 1);
+    rank += shuffle_xor(rank, 2);
+    if (i < n && lane() % 4 == 0) put(i, rank);
+  }
+}
+// For how many i of [0, n) `holds`; all lanes of the warp call it and get it.
+template <typename F>
+FRIT_DEVICE int count_of(int n, F&& holds) {
+  int count = 0;
+  FRIT_UNROLL_BY(1)
+  for (int begin = 0; begin < n; begin += kWarpSize)
+    count += count_bits(ballot(begin + lane() < n && holds(begin + lane())));
+  return count;
+}
+
+// Loops run once or twice: unrolled, they would only make more instructions to fetch, which a step that runs once in
+// some hundred microseconds finds in no near cache.
 template <typename T>
 FRIT_KERNEL(kThreads, 4)
 search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t logits_stride) {
@@ -40,6 +72,8 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
   const Shared<float> values = shared_array<float>(at.values), pool_values = shared_array<float>(at.pool_values),
                       sums = shared_array<float>(at.sums), best_values = shared_array<float>(at.best_values),
                       best_scores = shared_array<float>(at.best_scores),
+                      best_running = shared_array<float>(at.best_running),
+                      old_scores = shared_array<float>(at.old_scores),
                       next_values = shared_array<float>(at.next_values),
                       next_scores = shared_array<float>(at.next_scores),
                       pool_scores = shared_array<float>(at.pool_scores),
@@ -55,39 +89,82 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
                         merged_lengths = shared_array<int32_t>(at.merged_lengths),
                         merged_columns = shared_array<int32_t>(at.merged_columns),
                         merged_ranks = shared_array<int32_t>(at.merged_ranks),
+                        done_lengths = shared_array<int32_t>(at.done_lengths),
                         free_columns = shared_array<int32_t>(at.free_columns);
   const Shared<uint32_t> counters = shared_array<uint32_t>(at.counters);
   const int me = thread_index(), k = s.width;
-  const int64_t entry = block_index();
+  const int64_t entry = block_index(), row = entry * k;
+  // A step is a chain of short accesses: whatever needs no other comes at once, first what needs nothing, then what
+  // needs to know the sentence.
   const int position = load(s.position, 0), live = load(s.live, 0), sentence = load(s.live_sentence, entry);
-  const int length = position + 1, side = position & 1;
-  const int64_t base = int64_t{sentence} * k, row = entry * k;
+  const float penalty = load(x.numbers, kSearchPenalty), diversity = load(x.numbers, kSearchDiversity);
+  const int32_t setting = me < x.held ? load(x.settings, me) : 0;
+  float first_logit = 0, first_lse = 0;
+  int first_token = 0;
+  if (!x.drawn && me < k * x.count) {
+    const int64_t r = row + me / x.count, c = me % x.count;
+    first_logit = load(x.values, r * x.values_stride + c), first_lse = load(x.lse, r);
+    first_token = load(x.columns, r * x.columns_stride + c);
+  }
+  const int64_t base = int64_t{sentence} * k;
   const int prompt = load(s.prompt, sentence), max_length = load(s.max_length, sentence);
+  FRIT_UNROLL_BY(1)
+  for (int b = me; b < k; b += kThreads) {
+    const float old = load(s.scores, base + b);
+    if (x.beam) {
+      const float score = load(s.done_scores, base + b);
+      const int32_t old_length = load(s.done_length, base + b), column = load(s.done_column, base + b);
+      store(merged_scores, b, score), store(merged_lengths, b, old_length), store(merged_columns, b, column);
+      store(merged_lengths, k + b, -1);
+    } else {
+      store(merged_ranks, b, load(s.ended, base + b));  // until the hypothesis has gone its way
+    }
+    store(old_scores, b, old);
+  }
+  const Settings settings{x.settings, shared_array<int32_t>(at.settings), x.held};
+  if (me < x.held) store(settings.near, me, setting);
+  if (me == 0) store(counters, 2, 0u);
+  barrier();
+  const int length = position + 1, side = position & 1;
   const bool active = entry < live, choosing = active && length >= prompt, begun = length > prompt;
   const bool room = length < s.places;
   bool over = false;
   int new_finished = 0;  // merged entries of hypotheses that finished now lie behind the old ones
 
   if (choosing) {
-    const Rules rules(x.settings, x.numbers, length, prompt);
-    const auto stops = [&](int token) { return length + 1 >= max_length || rules.is_eos(token); };
     const float divisor = load(x.numbers, kSearchNormalisers + length + 1 - prompt);
+    const bool bound = x.beam && settings(kSearchLongestBound) != 0;
+    const float running_divisor = bound ? load(x.numbers, kSearchNormalisers + max_length - prompt) : divisor;
+    const Rules rules(settings, penalty, length, prompt);
+    const auto stops = [&](int token) { return length + 1 >= max_length || rules.is_eos(token); };
     if (!x.drawn) {
       // ---- The best `kept` candidates of each row, after what settings do to them ----
-      int forced = length == 1 ? load(x.settings, kSearchForcedBos) : -1;
-      if (length == max_length - 1 && load(x.settings, kSearchForcedEos) >= 0)
-        forced = load(x.settings, kSearchForcedEos);
+      int forced = length == 1 ? settings(kSearchForcedBos) : -1;
+      if (length == max_length - 1 && settings(kSearchForcedEos) >= 0) forced = settings(kSearchForcedEos);
       const int rows = begun ? k : 1;
+      const auto keep = [&](int b, int rank, float value, int token) {
+        store(pool_values, b * x.keep + rank, value);
+        store(pool_tokens, b * x.keep + rank, token);
+        if (!x.beam) return;
+        const float joined = sub_rn(value, mul_rn(diversity, static_cast<float>(rank)));
+        // At the first choice all beams are one; the others' sums keep them from being chosen twice.
+        FRIT_UNROLL_BY(1)
+        FRIT_UNROLL_BY(1)
+        for (int parent = b; parent < (begun ? b + 1 : k); ++parent)
+          store(sums, parent * x.kept + rank, without_nan(add_rn(joined, load(old_scores, parent))));
+      };
       if (forced >= 0) {
+        FRIT_UNROLL_BY(1)
         for (int i = me; i < rows * x.kept; i += kThreads) {
           const int b = i / x.kept, j = i - b * x.kept;
-          store(pool_values, b * x.keep + j, j == 0 ? 0.0f : -INFINITY);
-          store(pool_tokens, b * x.keep + j, j == 0 ? forced : j - 1 < forced ? j - 1 : j);
+          keep(b, j, j == 0 ? 0.0f : -INFINITY, j == 0 ? forced : j - 1 < forced ? j - 1 : j);
           if (j == 0) store(pool_scores, b, 0.0f);
         }
       } else {
         const bool back = rules.looks_back();
         const int together = back ? 1 : x.together;
+        FRIT_UNROLL_BY(1)
+        FRIT_UNROLL_BY(1)
         for (int first = 0; first < rows; first += together) {
           const int n = together < rows - first ? together : rows - first;
           int banned_count = 0;
@@ -101,10 +178,15 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
               return -INFINITY;
             return rules.penalty != 1.0f && contains(id_row, length, token) ? rules.penalised(value) : value;
           };
+          FRIT_UNROLL_BY(1)
           for (int i = me; i < n * x.count; i += kThreads) {
-            const int b = first + i / x.count, c = i % x.count;
-            const float logit = load(x.values, (row + b) * x.values_stride + c), lse = load(x.lse, row + b);
-            const int token = load(x.columns, (row + b) * x.columns_stride + c);
+            float logit = first_logit, lse = first_lse;
+            int token = first_token;
+            if (first > 0 || i != me) {
+              const int b = first + i / x.count, c = i % x.count;
+              logit = load(x.values, (row + b) * x.values_stride + c), lse = load(x.lse, row + b);
+              token = load(x.columns, (row + b) * x.columns_stride + c);
+            }
             store(values, i,
                   without_nan(processed(x.beam       ? sub_rn(logit, lse)
                                         : lse == lse ? logit
@@ -115,6 +197,7 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
           int all = n * x.count;
           if (rules.penalty < 1.0f && logits) {  // tokens that are there already may overtake all of these
             barrier();
+            FRIT_UNROLL_BY(1)
             for (int i = me; i < length; i += kThreads) {
               const int token = load(id_row, i);
               if (contains(id_row, i, token) || contains(tokens, x.count, token)) continue;
@@ -128,24 +211,28 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
             all = x.count + static_cast<int>(load(counters, 1));
           }
           barrier();
-          for (int i = me; i < all; i += kThreads) {
-            const int b = back ? 0 : i / x.count, from = back ? 0 : b * x.count, to = back ? all : from + x.count;
-            const float value = load(values, i);
-            const int token = load(tokens, i);
-            int rank = 0;
-            for (int j = from; j < to; ++j) {
-              const float other = load(values, j);
-              rank += other > value || (other == value && load(tokens, j) < token);
-            }
-            if (rank >= x.kept) continue;
-            store(pool_values, (first + b) * x.keep + rank, value);
-            store(pool_tokens, (first + b) * x.keep + rank, token);
-            if (rank == 0 && !x.beam) {
-              const float logit = i - from < x.count ? load(x.values, (row + first + b) * x.values_stride + i - from)
-                                                     : widen(load(logits, (row + first) * logits_stride + token));
-              store(pool_scores, first + b, sub_rn(logit, load(x.lse, row + first + b)));
-            }
-          }
+          const auto row_of = [&](int i) { return back ? 0 : i / x.count; };
+          rank_elements(
+              0, kWarps, all, back ? all : x.count,
+              [&](int i) {
+                const int from = row_of(i) * x.count, token = load(tokens, i);
+                const float value = load(values, i);
+                return [=](int j) {
+                  const float other = load(values, from + j);
+                  return other > value || (other == value && load(tokens, from + j) < token);
+                };
+              },
+              [&](int i, int rank) {
+                if (rank >= x.kept) return;
+                const int b = row_of(i), from = b * x.count, token = load(tokens, i);
+                keep(first + b, rank, load(values, i), token);
+                if (rank == 0 && !x.beam) {
+                  const float logit = i - from < x.count
+                                          ? load(x.values, (row + first + b) * x.values_stride + i - from)
+                                          : widen(load(logits, (row + first) * logits_stride + token));
+                  store(pool_scores, first + b, sub_rn(logit, load(x.lse, row + first + b)));
+                }
+              });
           if (first + together < rows) barrier();
         }
       }
@@ -157,94 +244,85 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
     if (x.beam) {
       // ---- The best of all rows ----
       const int all = k * x.kept, kept = all < x.keep ? all : x.keep;
-      // At the first choice all beams are one; the others' sums keep them from being chosen twice.
       const auto from_of = [&](int e) {
         const int b = e / x.kept;
         return (begun ? b : 0) * x.keep + e - b * x.kept;
       };
-      const float diversity = load(x.numbers, kSearchDiversity);
-      for (int e = me; e < all; e += kThreads) {
-        const int b = e / x.kept;
-        const float value =
-            sub_rn(load(pool_values, from_of(e)), mul_rn(diversity, static_cast<float>(e - b * x.kept)));
-        store(sums, e, without_nan(add_rn(value, load(s.scores, base + b))));
-      }
+      rank_elements(
+          0, kWarps, all, all,
+          [&](int e) {
+            const float value = load(sums, e);
+            return [=](int f) {
+              const float other = load(sums, f);
+              if (other != value || f == e) return other > value;
+              const int parent = e / x.kept, p = f / x.kept;
+              return p < parent || (p == parent && load(pool_tokens, from_of(f)) < load(pool_tokens, from_of(e)));
+            };
+          },
+          [&](int e, int rank) {
+            if (rank >= kept) return;
+            const int from = from_of(e), token = load(pool_tokens, from);
+            const float value = load(sums, e);
+            const bool ends = stops(token);
+            store(best_values, rank, value);
+            store(best_running, rank, ends ? add_rn(value, kWorst) : value);
+            store(best_tokens, rank, token);
+            store(best_parents, rank, begun ? e / x.kept : 0);
+            store(best_scores, rank, load(pool_values, from));
+            store(best_ends, rank, ends ? 1 : 0);
+            if (rank >= k || !ends) return;
+            store(merged_scores, k + rank, without_nan(div_rn(value, divisor)));
+            store(merged_lengths, k + rank, length);
+          });
       barrier();
-      for (int e = me; e < all; e += kThreads) {
-        const float value = load(sums, e);
-        const int parent = e / x.kept, token = load(pool_tokens, from_of(e));
-        int rank = 0;
-        for (int f = 0; f < all; ++f) {
-          const float other = load(sums, f);
-          if (other > value) {
-            ++rank;
-          } else if (other == value) {
-            const int p = f / x.kept;
-            rank += p < parent || (p == parent && load(pool_tokens, from_of(f)) < token);
-          }
-        }
-        if (rank >= kept) continue;
-        store(best_values, rank, value);
-        store(best_tokens, rank, token);
-        store(best_parents, rank, begun ? parent : 0);
-        store(best_scores, rank, load(pool_values, from_of(e)));
-        store(best_ends, rank, stops(token) ? 1 : 0);
-      }
-      barrier();
-      // ---- Who goes on ----
-      const auto running = [&](int i) {
-        const float value = load(best_values, i);
-        return load(best_ends, i) != 0 ? add_rn(value, kWorst) : value;
-      };
-      for (int i = me; i < kept; i += kThreads) {
-        const float value = running(i);
-        int rank = 0;
-        for (int j = 0; j < kept; ++j) {
-          const float other = running(j);
-          rank += other > value || (other == value && j < i);
-        }
-        if (rank >= k) continue;
-        store(next_values, rank, value);
-        store(next_tokens, rank, load(best_tokens, i));
-        store(next_parents, rank, load(best_parents, i));
-        store(next_scores, rank, load(best_scores, i));
-      }
-      // ---- Who has finished: the old ones, then those of the first k candidates that end ----
-      int ending = 0;
-      for (int i = 0; i < kept; ++i) {
-        const bool ends = load(best_ends, i) != 0;
-        all_end = all_end && ends;
-        ending += ends && i < k;
-      }
+      // ---- Half of the warps: who goes on ----
+      if (warp() < kWarps / 2)
+        rank_elements(
+            0, kWarps / 2, kept, kept,
+            [&](int i) {
+              const float value = load(best_running, i);
+              return [=](int j) {
+                const float other = load(best_running, j);
+                return other > value || (other == value && j < i);
+              };
+            },
+            [&](int i, int rank) {
+              if (rank >= k) return;
+              store(next_values, rank, load(best_running, i));
+              store(next_tokens, rank, load(best_tokens, i));
+              store(next_parents, rank, load(best_parents, i));
+              store(next_scores, rank, load(best_scores, i));
+            });
+      // ---- The others: who has finished, of the old ones, then those of the first k candidates that end ----
+      else
+        rank_elements(
+            kWarps / 2, kWarps / 2, 2 * k, 2 * k,
+            [&](int m) {
+              const bool there = load(merged_lengths, m) >= 0;
+              const float score = there ? load(merged_scores, m) : 0.0f;
+              return [=](int o) {
+                if (!there || load(merged_lengths, o) < 0) return false;
+                const float other = load(merged_scores, o);
+                return other > score || (other == score && o < m);
+              };
+            },
+            [&](int m, int rank) {
+              const int done = load(merged_lengths, m);
+              const bool stays = done >= 0 && rank < k;
+              store(merged_ranks, m, stays ? rank : -1);
+              if (stays) store(done_scores, rank, load(merged_scores, m)), store(done_lengths, rank, done);
+            });
       old_count = k;
-      for (int j = me; j < k; j += kThreads) {
-        store(merged_scores, j, load(s.done_scores, base + j));
-        store(merged_lengths, j, load(s.done_length, base + j));
-        store(merged_columns, j, load(s.done_column, base + j));
-        const bool ends = load(best_ends, j) != 0;
-        store(merged_scores, k + j, ends ? without_nan(div_rn(load(best_values, j), divisor)) : 0.0f);
-        store(merged_lengths, k + j, ends ? length : -1);
-      }
-      barrier();
-      new_finished = ending;
-      for (int m = me; m < 2 * k; m += kThreads) {
-        int rank = -1;
-        if (load(merged_lengths, m) >= 0) {
-          const float score = load(merged_scores, m);
-          rank = 0;
-          for (int o = 0; o < 2 * k; ++o) {
-            const float other = load(merged_scores, o);
-            rank += load(merged_lengths, o) >= 0 && (other > score || (other == score && o < m));
-          }
-        }
-        store(merged_ranks, m, rank < k ? rank : -1);
-      }
+      all_end = count_of(kept, [&](int i) { return load(best_ends, i) != 0; }) == kept;
+      new_finished = count_of(k < kept ? k : kept, [&](int i) { return load(best_ends, i) != 0; });
       barrier();
       // Everything was banned: what is left is better than nothing.
       bool none = all_end;
+      FRIT_UNROLL_BY(1)
       for (int m = 0; none && m < 2 * k; ++m) none = load(merged_ranks, m) < 0 || load(merged_lengths, m) <= 0;
       if (none) {
         barrier();
+        FRIT_UNROLL_BY(1)
         for (int m = me; m < 2 * k; m += kThreads) {
           const int rank = load(merged_ranks, m);
           if (m < k) {
@@ -252,8 +330,9 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
           } else {
             store(merged_ranks, m, m == k ? 0 : -1);
             if (m == k) {
-              store(merged_scores, m, without_nan(div_rn(load(best_values, 0), divisor)));
-              store(merged_lengths, m, length);
+              const float score = without_nan(div_rn(load(best_values, 0), divisor));
+              store(merged_scores, m, score), store(merged_lengths, m, length);
+              store(done_scores, 0, score), store(done_lengths, 0, length);
             }
           }
         }
@@ -262,13 +341,16 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
       }
       if (new_finished > 0) {
         // Columns that no old one needs any more, to the new ones in order.
+        FRIT_UNROLL_BY(1)
         for (int m = me; m < k; m += kThreads)
           if (load(merged_ranks, m) < 0) {
             int before = 0;
+            FRIT_UNROLL_BY(1)
             for (int o = 0; o < m; ++o) before += load(merged_ranks, o) < 0;
             store(free_columns, before, load(merged_columns, m));
           }
         barrier();
+        FRIT_UNROLL_BY(1)
         for (int m = k + me; m < 2 * k; m += kThreads)
           if (load(merged_ranks, m) >= 0) {
             int before = 0;
@@ -277,47 +359,36 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
           }
         barrier();
       }
-      for (int m = me; m < 2 * k; m += kThreads) {
-        const int rank = load(merged_ranks, m);
-        if (rank < 0) continue;
-        store(done_scores, rank, load(merged_scores, m));
-        store(free_columns, rank, load(merged_lengths, m));  // done: its other use is behind a barrier
-        if (new_finished > 0) {
+      if (new_finished > 0) {
+        FRIT_UNROLL_BY(1)
+        for (int m = me; m < 2 * k; m += kThreads) {
+          const int rank = load(merged_ranks, m);
+          if (rank < 0) continue;
           store(s.done_scores, base + rank, load(merged_scores, m));
           store(s.done_length, base + rank, load(merged_lengths, m));
           store(s.done_column, base + rank, load(merged_columns, m));
         }
       }
-      barrier();
       // ---- Whether the sentence is over ----
-      over = all_end;
+      const int finished = count_of(k, [&](int j) { return load(done_lengths, j) > 0; });
+      const float best = div_rn(load(next_values, 0), running_divisor), worst = load(done_scores, k - 1);
+      const bool improvable = (finished > 0 && best > worst) || (finished < k && best > kWorst);
+      over = all_end || !improvable || (settings(kSearchEarlyStopping) == 1 && finished == k);
       if (!over) {
-        const bool bound = load(x.settings, kSearchLongestBound) != 0;
-        const float best =
-            div_rn(load(next_values, 0), bound ? load(x.numbers, kSearchNormalisers + max_length - prompt) : divisor);
-        const float worst = load(done_scores, k - 1);
-        bool improvable = false, complete = true;
-        for (int j = 0; j < k; ++j) {
-          const bool finished = load(free_columns, j) > 0;
-          complete = complete && finished;
-          improvable = improvable || best > (finished ? worst : kWorst);
-        }
-        over = !improvable || (load(x.settings, kSearchEarlyStopping) == 1 && complete);
-      }
-      if (!over)
+        FRIT_UNROLL_BY(1)
         for (int b = me; b < k; b += kThreads) store(s.scores, base + b, load(next_values, b));
+      }
     } else {
       // ---- Greedy and sampling: every hypothesis goes its own way ----
-      if (me == 0) store(counters, 2, 0u);
-      barrier();
+      FRIT_UNROLL_BY(1)
       for (int b = me; b < k; b += kThreads) {
-        const bool ended = load(s.ended, base + b) != 0;
-        int token = load(x.settings, kSearchPad), finished = -1;
+        const bool ended = load(merged_ranks, b) != 0;
+        int token = settings(kSearchPad), finished = -1;
         float score = 0;
         if (!ended) {
           token = x.drawn ? load(x.drawn, row + b) : load(pool_tokens, b * x.keep);
           score = x.drawn ? load(x.drawn_scores, row + b) : load(pool_scores, b);
-          const float sum = add_rn(load(s.scores, base + b), score);
+          const float sum = add_rn(load(old_scores, b), score);
           store(s.scores, base + b, sum);
           if (stops(token)) {
             store(s.done_scores, base + b, div_rn(sum, divisor));
@@ -340,13 +411,15 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
     }
 
     // ---- The ids of those that finished ----
-    if (new_finished > 0)
+    if (new_finished > 0) {
+      FRIT_UNROLL_BY(1)
       for (int i = 0; i < k; ++i) {
         const int m = old_count + i;
         if (load(merged_lengths, m) <= 0 || (x.beam && load(merged_ranks, m) < 0)) continue;
         const int parent = x.beam ? load(best_parents, i) : i;
         const int token = x.beam ? load(best_tokens, i) : load(next_tokens, i);
         const int64_t from = s.row_of(side, base + parent), to = base + load(merged_columns, m);
+        FRIT_UNROLL_BY(1)
         for (int j = 1 + me; j <= length; j += kThreads) {
           if (j >= s.places) continue;
           store(s.done_ids, (j - 1) * s.slots + to, j < length ? load(s.ids, from + j) : token);
@@ -356,23 +429,18 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
           store(s.done_token_scores, (j - 1) * s.slots + to, score);
         }
       }
+    }
   }
 
   // ---- Tables of the next step ----
   const bool goes_on = choosing && !over;
-  for (int b = warp(); b < k; b += kWarps) {
-    const int64_t from = s.row_of(side, base + (goes_on ? load(next_parents, b) : b)),
-                  to = s.row_of(side ^ 1, base + b);
-    const int whole = active && !choosing && prompt > length ? prompt : length;
-    for (int j = lane(); j < whole; j += kWarpSize) {
-      store(s.ids, to + j, load(s.ids, from + j));
-      if (j >= length) continue;
-      store(s.origin, to + j, load(s.origin, from + j));
-      if (s.token_scores) store(s.token_scores, to + j, load(s.token_scores, from + j));
-    }
-    if (lane() == 0 && room) {
-      const bool given = active && !choosing;  // still the prefix
-      const int token = goes_on ? load(next_tokens, b) : given ? load(s.ids, from + length) : 0;
+  const bool given = active && !choosing;  // still the prefix
+  const auto from_row = [&](int b) { return s.row_of(side, base + (goes_on ? load(next_parents, b) : b)); };
+  if (room) {
+    FRIT_UNROLL_BY(1)
+    for (int b = me; b < k; b += kThreads) {
+      const int64_t to = s.row_of(side ^ 1, base + b);
+      const int token = goes_on ? load(next_tokens, b) : given ? load(s.ids, from_row(b) + length) : 0;
       if (!given) store(s.ids, to + length, token);
       store(s.origin, to + length, static_cast<int32_t>(base + b));
       if (s.token_scores) store(s.token_scores, to + length, goes_on ? load(next_scores, b) : 0.0f);
@@ -380,15 +448,54 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
       store(s.row_positions, row + b, length);
     }
   }
+  // A warp copies 32 places of a row at a time, and `kAtOnce` times as many are on their way.
+  constexpr int kAtOnce = 2;
+  const int whole = given && prompt > length ? prompt : length, chunks = (whole + kWarpSize - 1) / kWarpSize;
+  FRIT_UNROLL_BY(1)
+  for (int first = warp(); first < k * chunks; first += kWarps * kAtOnce) {
+    int32_t id[kAtOnce] = {}, origin[kAtOnce] = {};
+    float score[kAtOnce] = {};
+    FRIT_UNROLL
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int task = first + u * kWarps;
+      if (task >= k * chunks) break;
+      const int b = task / chunks, j = (task - b * chunks) * kWarpSize + lane();
+      const int64_t from = from_row(b) + j;
+      if (j < whole) id[u] = load(s.ids, from);
+      if (j < length) origin[u] = load(s.origin, from);
+      if (j < length && s.token_scores) score[u] = load(s.token_scores, from);
+    }
+    FRIT_UNROLL
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int task = first + u * kWarps;
+      if (task >= k * chunks) break;
+      const int b = task / chunks, j = (task - b * chunks) * kWarpSize + lane();
+      const int64_t to = s.row_of(side ^ 1, base + b) + j;
+      if (j < whole) store(s.ids, to, id[u]);
+      if (j < length) store(s.origin, to, origin[u]);
+      if (j < length && s.token_scores) store(s.token_scores, to, score[u]);
+    }
+  }
   if (me == 0 && active) store(s.scratch, entry, over ? 1 : 0);
 
+  if (block_count() == 1) {  // nobody to wait for, and nobody changes places
+    if (me != 0) return;
+    const int left = active && !over ? 1 : 0;
+    if (over) store(s.scratch, s.sentences, sentence);
+    store(s.position, 0, length);
+    store(s.live, 0, left);
+    store(s.progress, 0, static_cast<int64_t>(length) << 32 | left);
+    return;
+  }
   // ---- The last block lets sentences go that are over ----
   if (!last_block(s.counter, counters + 3)) return;
   int kept_before = 0, left_before = 0;
+  FRIT_UNROLL_BY(1)
   for (int begin = 0; begin < live; begin += kThreads) {
     const int i = begin + me;
-    const bool inside = i < live, leaves = inside && load(s.scratch, i) != 0, stays = inside && !leaves;
-    const int who = inside ? load(s.live_sentence, i) : 0;
+    const bool inside = i < live;
+    const int ends = inside ? load(s.scratch, i) : 0, who = inside ? load(s.live_sentence, i) : 0;
+    const bool leaves = ends != 0, stays = inside && !leaves;
     const uint32_t staying = ballot(stays), leaving = ballot(leaves), below = (1u << lane()) - 1u;
     if (lane() == 0) {
       store(counters, 4 + warp(), static_cast<uint32_t>(count_bits(staying)));
@@ -396,6 +503,7 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
     }
     barrier();  // also: all of these have read their sentence
     int stay_at = kept_before, leave_at = left_before;
+    FRIT_UNROLL_BY(1)
     for (int w = 0; w < kWarps; ++w) {
       const int stay = static_cast<int>(load(counters, 4 + w)),
                 leave = static_cast<int>(load(counters, 4 + kWarps + w));
@@ -404,18 +512,21 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
     }
     if (stays) store(s.live_sentence, stay_at + count_bits(staying & below), who);
     if (leaves) store(s.scratch, s.sentences + leave_at + count_bits(leaving & below), who);
-    barrier();  // counters are written again
+    if (begin + kThreads < live || left_before > 0) barrier();  // counters are written again, who leaves is read
   }
   if (left_before > 0) {
+    FRIT_UNROLL_BY(1)
     for (int i = me; i < left_before; i += kThreads)
       store(s.live_sentence, kept_before + i, load(s.scratch, s.sentences + i));
     barrier();
-    if (room)
+    if (room) {
+      FRIT_UNROLL_BY(1)
       for (int r = me; r < live * k; r += kThreads) {
         const int i = r / k;
         const int64_t slot = int64_t{load(s.live_sentence, i)} * k + r - i * k;
         store(s.row_ids, r, load(s.ids, s.row_of(side ^ 1, slot) + length));
       }
+    }
   }
   if (me == 0) {
     store(s.position, 0, length);
@@ -473,10 +584,11 @@ Places lay_out(int64_t k, int64_t keep, int64_t count, int64_t places, int64_t l
   place(at.pool_values, k * keep), place(at.pool_tokens, k * keep), place(at.sums, k * keep);
   place(at.banned, places + lists), place(at.ids, places);
   place(at.best_values, keep), place(at.best_tokens, keep), place(at.best_parents, keep), place(at.best_scores, keep),
-      place(at.best_ends, keep);
+      place(at.best_running, keep), place(at.best_ends, keep);
   place(at.next_values, k), place(at.next_tokens, k), place(at.next_parents, k), place(at.next_scores, k);
   place(at.pool_scores, k), place(at.merged_scores, 2 * k), place(at.merged_lengths, 2 * k);
-  place(at.merged_columns, 2 * k), place(at.merged_ranks, 2 * k), place(at.done_scores, k), place(at.free_columns, k);
+  place(at.merged_columns, 2 * k), place(at.merged_ranks, 2 * k), place(at.done_scores, k), place(at.done_lengths, k);
+  place(at.free_columns, k), place(at.old_scores, k), place(at.settings, std::min<int64_t>(lists, kThreads));
   place(at.counters, 4 + 2 * kWarps);
   *bytes = 4 * next;
   return at;
@@ -508,6 +620,7 @@ void search_step_gpu(Context& context, const SearchStepArgs& a) {
   x.kept = static_cast<int>(std::min(a.keep, a.vocabulary)), x.vocabulary = static_cast<int>(a.vocabulary);
   x.together = static_cast<int>(rows_together(k, count));
   x.beam = a.beam;
+  x.held = static_cast<int>(std::min<int64_t>(a.settings.numel(), kThreads));
   int64_t bytes = 0;
   const Places at = lay_out(k, a.keep, count, s.places, a.settings.numel(), &bytes);
   const auto run = [&](auto type) {

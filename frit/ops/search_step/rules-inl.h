@@ -32,32 +32,42 @@ FRIT_DEVICE float without_nan(float x) {
   return x == x ? x : -INFINITY;
 }
 
+// A step's settings; the first `held` of them lie in shared memory too.
+struct Settings {
+  Global<const int32_t> all;
+  Shared<int32_t> near;
+  int held = 0;
+  FRIT_DEVICE int operator()(int i) const { return i < held ? load(near, i) : load(all, i); }
+};
+
 // What settings say, read once.
 struct Rules {
-  Global<const int32_t> settings;
+  Settings settings;
   int ngram, eos_count, singles, sequences;
   bool eos_banned;
   float penalty;
 
-  FRIT_DEVICE Rules(const Global<const int32_t>& all, const Global<const float>& numbers, int length, int prompt)
+  FRIT_DEVICE Rules(const Settings& all, float penalty, int length, int prompt)
       : settings(all),
-        ngram(load(settings, kSearchNgram)),
-        eos_count(load(settings, kSearchEos)),
-        singles(load(settings, kSearchSingles)),
-        sequences(load(settings, kSearchSequences)),
-        eos_banned(length < load(settings, kSearchMinLength) || length - prompt < load(settings, kSearchMinNew)),
-        penalty(load(numbers, kSearchPenalty)) {}
+        ngram(all(kSearchNgram)),
+        eos_count(all(kSearchEos)),
+        singles(all(kSearchSingles)),
+        sequences(all(kSearchSequences)),
+        eos_banned(length < all(kSearchMinLength) || length - prompt < all(kSearchMinNew)),
+        penalty(penalty) {}
   FRIT_DEVICE bool is_eos(int token) const {
+    FRIT_UNROLL_BY(1)
     for (int i = 0; i < eos_count; ++i)
-      if (load(settings, kSearchLists + i) == token) return true;
+      if (settings(kSearchLists + i) == token) return true;
     return false;
   }
   FRIT_DEVICE bool is_single(int token) const {
+    FRIT_UNROLL_BY(1)
     for (int i = 0; i < singles; ++i)
-      if (load(settings, kSearchLists + eos_count + i) == token) return true;
+      if (settings(kSearchLists + eos_count + i) == token) return true;
     return false;
   }
-  FRIT_DEVICE int sequence_begin(int i) const { return load(settings, kSearchLists + eos_count + singles + i); }
+  FRIT_DEVICE int sequence_begin(int i) const { return settings(kSearchLists + eos_count + singles + i); }
   // Whether a hypothesis' own ids count.
   FRIT_DEVICE bool looks_back() const { return ngram > 0 || sequences > 0 || penalty != 1.0f; }
   FRIT_DEVICE float penalised(float value) const {
@@ -66,6 +76,7 @@ struct Rules {
 };
 
 FRIT_DEVICE bool contains(const Shared<int32_t>& list, int count, int token) {
+  FRIT_UNROLL_BY(1)
   for (int i = 0; i < count; ++i)
     if (load(list, i) == token) return true;
   return false;
@@ -79,20 +90,26 @@ FRIT_DEVICE void look_back(const Rules& rules, const Global<int32_t>& hypothesis
                            const Shared<uint32_t>& counters) {
   const int me = thread_index(), n = rules.ngram;
   barrier();  // the row before is done with
+  FRIT_UNROLL_BY(1)
   for (int i = me; i < length; i += kThreads) store(ids, i, load(hypothesis, i));
   if (me == 0) store(counters, 0, 0u), store(counters, 1, 0u);
   barrier();
-  if (n > 0)
+  if (n > 0) {
+    FRIT_UNROLL_BY(1)
     for (int i = me; i + n <= length; i += kThreads) {
       bool same = true;
+      FRIT_UNROLL_BY(1)
       for (int j = 0; same && j < n - 1; ++j) same = load(ids, i + j) == load(ids, length - n + 1 + j);
       if (same) store(banned, atomic_add(counters, 0, 1u), load(ids, i + n - 1));
     }
+  }
+  FRIT_UNROLL_BY(1)
   for (int q = me; q < rules.sequences; q += kThreads) {
     const int begin = rules.sequence_begin(q), before = rules.sequence_begin(q + 1) - begin - 1;
     bool same = before <= length;
-    for (int j = 0; same && j < before; ++j) same = load(rules.settings, begin + j) == load(ids, length - before + j);
-    if (same) store(banned, atomic_add(counters, 0, 1u), load(rules.settings, begin + before));
+    FRIT_UNROLL_BY(1)
+    for (int j = 0; same && j < before; ++j) same = rules.settings(begin + j) == load(ids, length - before + j);
+    if (same) store(banned, atomic_add(counters, 0, 1u), rules.settings(begin + before));
   }
   barrier();
 }

@@ -1,0 +1,56 @@
+// The instances of layer_norm's forward kernels, and which one runs a shape. Shared with the operator that makes the
+// norm's input in the same launch.
+#pragma once
+#include <cstdint>
+
+#include "frit/backend/context.h"
+
+namespace frit::layer_norm {
+
+// See gpu.h. `vectors` of 16 bytes a thread holds of a row, which up to `most_warps` warps share.
+enum ForwardInstance {
+  kOneSync1,
+  kOneSync2,
+  kOneSync4,
+  kOneSyncWide,
+  kLooped,
+  kSpans2,
+  kSpans4,
+  kSpans5,
+  kTwoSync,
+  kMoments,
+};
+constexpr const char* kForwardInstances[] = {"one_sync_1", "one_sync_2", "one_sync_4", "one_sync_wide", "looped",
+                                             "spans_2",    "spans_4",    "spans_5",    "two_sync",      "moments"};
+
+// How a launch shares out rows of one shape and row stride.
+struct ForwardShape {
+  explicit ForwardShape(const Tensor& x);
+  static constexpr int kVectors[] = {1, 2, 4, 4, 4, 2, 4, 5, 1, 1};      // a thread holds of a row
+  static constexpr int kMostWarps[] = {8, 8, 8, 16, 16, 8, 8, 8, 8, 8};  // that share a row
+  static bool is_spans(int i) { return i >= kSpans2 && i <= kSpans5; }
+
+  int64_t rows, cols, n;  // n: elements of a vector
+  int64_t vectors;        // of a row that begins at one
+  int64_t period;         // of the rows that begin equally far past a multiple of 16 bytes
+  int64_t chunks;         // vectors that cover a row wherever it begins
+
+  int warps_of(int i) const;  // that share a row
+  bool fits(int i) const;
+  // What runs if nothing is forced and nothing is known from timing. A function of the shape.
+  int rule() const;
+};
+
+// Are t's rows whole vectors of 16 bytes that begin at multiples of them? True of no tensor, and of any address while
+// planning.
+inline bool whole_vectors(const Tensor& t) {
+  if (!t.defined()) return true;
+  const int64_t n = 16 / size_of(t.dtype());
+  return t.dim(t.rank() - 1) % n == 0 && (t.rank() == 1 || t.row_stride() % n == 0) &&
+         reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;
+}
+
+// The instance that layer_norm_forward runs on x: forced, timed, or by the rule.
+int choose_forward(Context& context, const Tensor& x);
+
+}  // namespace frit::layer_norm
