@@ -233,6 +233,8 @@ TEST_F(CommandTest, BadValuesOfFlagsAreTwo) {
                   {{"--sample", "--temperature", "0"}, "temperature"},
                   {{"--sample", "--seed", "-1"}, "--seed"},
                   {{"--batch-tokens", "0"}, "--batch-tokens"},
+                  {{"--batch-sentences", "-1"}, "--batch-sentences"},
+                  {{"--diversity", "1", "--beam", "1"}, "diversity"},
                   {{"--window-lines", "0"}, "--window-lines"},
                   {{"--threads", "-1"}, "--threads"}};
   for (const auto& [flags, text] : searches) {
@@ -407,6 +409,9 @@ TEST_F(CommandTest, SearchFlagsChangeTheSearch) {
   };
   const std::string list = translate({"--nbest", "3"});
   EXPECT_EQ(lines_of(list), 3);
+  EXPECT_NE(translate({"--nbest", "3", "--diversity", "3"}), list);
+  const std::string ids = translate({"--ids"});
+  EXPECT_EQ(ids.find_first_not_of("0123456789 \n"), std::string::npos) << ids;
   double last = 1e30;
   std::istringstream in(list);
   for (std::string line; std::getline(in, line);) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "frit/train/measure.h"
@@ -478,13 +479,28 @@ TEST_F(GpuStep, TrainsAndResumesExactly) {
     c.training.save_every = "5u", c.training.batch_tokens = 128, c.training.ema_decay = 0.9;
     c.training.precision = "fp32";  // a GPU's default is another
     c.run.device = device;
+    c.validation.bleu = true, c.validation.beam = 2, c.validation.max_sentences = c.validation.samples = 3;
     return c;
   };
   const std::string device = built_with_cuda() ? "cuda" : "simulator";
+  const auto translations = [&](const std::string& run) {
+    std::vector<std::string> found;
+    std::ifstream in(folder.path() / run / "metrics.jsonl");
+    for (std::string line; std::getline(in, line);) {
+      const auto entry = nlohmann::json::parse(line);
+      if (entry.value("kind", "") == "sample") found.push_back(entry["hypothesis"]);
+    }
+    return found;
+  };
   const TrainResult cpu = Trainer(config("cpu", "cpu")).run(), whole = Trainer(config("whole", device)).run();
   ASSERT_TRUE(cpu.loss && whole.loss);
   EXPECT_NEAR(*whole.loss, *cpu.loss, 2e-4 * *cpu.loss);
   EXPECT_EQ(whole.target_tokens, cpu.target_tokens);
+  // What is translated at each validation, on the GPU and on the CPU.
+  ASSERT_TRUE(cpu.bleu && whole.bleu);
+  EXPECT_EQ(*cpu.bleu, *whole.bleu);
+  EXPECT_EQ(translations("cpu").size(), 6u);
+  EXPECT_EQ(translations("cpu"), translations("whole"));
   int asked = 0;
   TrainerOutput output;
   output.stop_requested = [&] { return ++asked > 12; };

@@ -163,8 +163,8 @@ struct DecodeCase {
 };
 DecodeCase decode_case(const std::string& name) {
   std::smatch part;
-  if (!std::regex_match(name, part,
-                        std::regex("(mt-base|mt-big)-([0-9]{1,3})x([0-9]{1,3})-beam([0-9]{1,3})-b([0-9]{1,5})")))
+  if (!std::regex_match(
+          name, part, std::regex("(mt-tiny|mt-base|mt-big)-([0-9]{1,3})x([0-9]{1,3})-beam([0-9]{1,3})-b([0-9]{1,5})")))
     throw UsageError(fmt::format(
         "--case {}: expected a name as mt-base-32x32-beam4-b8: source tokens, output tokens, beam, sentences", name));
   const DecodeCase c{part[1], std::stoll(part[2]), std::stoll(part[3]), std::stoll(part[4]), std::stoll(part[5])};
@@ -207,8 +207,7 @@ int bench_decode(const DecodeBench& o, const Overrides& overrides) {
     const DecodeCase& c = cases[i];
     if (loaded != c.model) {
       generator.reset(), model.reset();
-      TransformerConfig sizes =
-          TransformerConfig::preset(c.model == "mt-base" ? "transformer-base" : "transformer-big");
+      TransformerConfig sizes = TransformerConfig::preset("transformer-" + c.model.substr(3));
       sizes.source_vocab = sizes.target_vocab = 32768, sizes.max_positions = 512;
       sizes.pad_id = sizes.start_id = 1, sizes.eos_id = 2;
       model = std::make_unique<Transformer>(sizes, Transformer::Options{.precision = precision, .device = gpu.get()});
@@ -271,9 +270,28 @@ int bench_decode(const DecodeBench& o, const Overrides& overrides) {
 
 struct TranslateBench {
   std::string model, file;
-  int64_t repeat = 3, limit = 0;
+  int64_t repeat = 3, limit = 0, latency_lines = 0;
+  bool survivors = false;
   GenerateFlags generate;
 };
+
+// How many logits of a row HARS collects, over all batches of the lines.
+void count_survivors(Translator& translator, const std::vector<std::string>& lines, const TranslateOptions& options,
+                     nlohmann::ordered_json* out) {
+  double sum = 0, most = 0;
+  int64_t rows = 0;
+  for (size_t begin = 0; begin < lines.size(); begin += 100) {
+    const std::span<const std::string> some(lines.data() + begin, std::min<size_t>(100, lines.size() - begin));
+    TranslateOptions one = options;  // in a single batch: a report is the last batch's
+    one.batch_tokens = 100 * translator.config().max_positions, one.batch_sentences = 0;
+    translator.translate(some, one);
+    const GenerateReport& report = translator.generator().report();
+    sum += report.survivors_mean * static_cast<double>(report.survivors_rows), rows += report.survivors_rows;
+    most = std::max(most, report.survivors_most);
+  }
+  (*out)["survivors_mean"] = rows > 0 ? sum / static_cast<double>(rows) : 0.0;
+  (*out)["survivors_most"] = most, (*out)["survivors_rows"] = rows;
+}
 
 int bench_translate(const TranslateBench& o) {
   std::vector<std::string> lines = read_lines(o.file);
@@ -282,7 +300,10 @@ int bench_translate(const TranslateBench& o) {
   const std::string directory = model_directory(o.model);
   ThreadPool pool(o.generate.threads);
   const auto begin = Clock::now();
-  Translator translator(directory, pool, o.generate.place());
+  TranslatorDevice place = o.generate.place();
+  if (o.survivors && place.device == "cpu") throw UsageError("--survivors counts on a GPU: add --device cuda");
+  place.generator.survivors = o.survivors;
+  Translator translator(directory, pool, place);
   const TranslateOptions options = o.generate.apply(translator);
   // Start-up ends when the first word is translated: laying out the weights may wait until then.
   const std::string first = lines.front().substr(0, lines.front().find(' '));
@@ -301,7 +322,20 @@ int bench_translate(const TranslateBench& o) {
       if (!list.empty()) tokens += static_cast<int64_t>(list.front().tokens.size());
   }
   const double seconds = median(times);
+  std::vector<double> alone;
+  const auto few = std::min(static_cast<size_t>(o.latency_lines), lines.size());
+  for (size_t i = 0; i < few; ++i) {
+    const auto start = Clock::now();
+    translator.translate(std::span(&lines[i], 1), options);
+    alone.push_back(1e3 * seconds_since(start));
+  }
+  std::sort(alone.begin(), alone.end());
+  const auto share = [&](double p) {
+    return alone[static_cast<size_t>(std::llround(p * static_cast<double>(alone.size() - 1)))];
+  };
   nlohmann::ordered_json out = {{"benchmark", "translate"},
+                                {"device", place.device},
+                                {"dtype", place.dtype},
                                 {"sentences", lines.size()},
                                 {"source_tokens", source_tokens},
                                 {"output_tokens", tokens},
@@ -313,6 +347,17 @@ int bench_translate(const TranslateBench& o) {
                                 {"output_tokens_per_s", static_cast<double>(tokens) / seconds},
                                 {"sentences_per_s", static_cast<double>(lines.size()) / seconds},
                                 {"peak_mib", peak_mib()}};
+  if (!alone.empty())
+    out["latency_lines"] = alone.size(), out["latency_ms_p50"] = share(0.5), out["latency_ms_p99"] = share(0.99);
+  if (place.device != "cpu") {
+    // Of the last call, whose buffers are those of the largest one.
+    const GenerateReport& report = translator.generator().report();
+    const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+    out["cache_mib"] = mib(report.cache_bytes), out["state_mib"] = mib(report.state_bytes);
+    out["arena_mib"] = mib(report.arena_bytes), out["weights_mib"] = mib(translator.weight_bytes());
+    out["gpu_mib"] = mib(report.cache_bytes + report.state_bytes + report.arena_bytes + translator.weight_bytes());
+  }
+  if (o.survivors) count_survivors(translator, lines, options, &out);
   std::cout << out.dump(2) << '\n';
   return kGood;
 }
@@ -384,6 +429,11 @@ void add_bench(CLI::App& app, const Overrides& overrides, Action* action) {
   translate->add_option("--limit", t->limit, "Translate the first N lines alone; 0: all")
       ->type_name("N")
       ->check(CLI::Range(0, kMostCount));
+  translate->add_option("--latency-lines", t->latency_lines, "Also translate the first N lines one by one: p50, p99")
+      ->type_name("N")
+      ->check(CLI::Range(0, kMostCount));
+  translate->add_flag("--survivors", t->survivors,
+                      "On a GPU: count the logits that HARS collects (without graphs; times are of no use then)");
   t->generate.add_to(*translate);
   translate->footer("Prints JSON.\n\nExample:\n  frit bench translate run/model test.en --beam 4 --threads 2");
   translate->callback([t, action] { *action = [t] { return bench_translate(*t); }; });

@@ -105,7 +105,9 @@ int evaluate(const Options& o) {
       for (auto& list : translator.translate(sources, options))
         hypotheses.push_back(list.empty() ? "" : std::move(list.front().text));
     if (!o.no_loss) {
-      likely = likelihood(directory, translator.tokenizer(), pool, sources, references, options.batch_tokens);
+      // On the CPU, whose batches are smaller than a GPU's.
+      likely = likelihood(directory, translator.tokenizer(), pool, sources, references,
+                          std::min(options.batch_tokens, TranslateOptions().batch_tokens));
       if (likely.left_out > 0)
         notice(fmt::format("{} of {} pairs are longer than the model's {} positions and left out of the loss",
                            likely.left_out, sources.size(), translator.config().max_positions));

@@ -38,6 +38,9 @@ void GenerateFlags::add_to(CLI::App& app) {
       ->type_name("N")
       ->check(CLI::Range(0, kMostCount))
       ->group(search);
+  app.add_option("--diversity", diversity, "The j-th best continuation of a beam, j from 0, loses D * j; 0: off")
+      ->type_name("D")
+      ->group(search);
   app.add_option("--prefix", prefix, "Text that every translation begins with")->type_name("TEXT")->group(search);
   app.add_option("--max-length", max_length, "Longest output in tokens, start and end tokens counted")->group(lengths);
   app.add_option("--max-new-tokens", max_new_tokens, "Longest output in tokens, end token counted")->group(lengths);
@@ -61,6 +64,9 @@ void GenerateFlags::add_to(CLI::App& app) {
       ->group(sampling);
   app.add_option("--batch-tokens", batch_tokens, "Source tokens translated at once")
       ->check(CLI::Range(1, kMostCount))
+      ->group(machine);
+  app.add_option("--batch-sentences", batch_sentences, "Sentences translated at once at most; 0: any number")
+      ->check(CLI::Range(0, kMostCount))
       ->group(machine);
   app.add_option("--window-lines", window_lines, "Lines read at most before they are sorted into batches")
       ->check(CLI::Range(1, kMostCount))
@@ -113,6 +119,7 @@ TranslateOptions GenerateFlags::apply(const Translator& translator) const {
     throw UsageError(e.what());
   }
   set(alpha, g.alpha);
+  set(diversity, g.diversity);
   set(repetition_penalty, g.repetition_penalty);
   set(no_repeat_ngram, g.no_repeat_ngram);
   g.sampling = sample;
@@ -128,6 +135,7 @@ TranslateOptions GenerateFlags::apply(const Translator& translator) const {
   set(temperature, g.temperature);
   set(seed, g.seed);
   set(batch_tokens, options.batch_tokens);
+  set(batch_sentences, options.batch_sentences);
   set(window_lines, options.window_lines);
   options.prefix = prefix;
   if (!sound) return options;

@@ -14,10 +14,10 @@ namespace frit::cli {
 
 struct GenerateFlags {
   std::optional<int64_t> beam, nbest, max_length, max_new_tokens, min_length, min_new_tokens, no_repeat_ngram, top_k;
-  std::optional<double> alpha, repetition_penalty, top_p, temperature;
+  std::optional<double> alpha, diversity, repetition_penalty, top_p, temperature;
   std::optional<uint64_t> seed;
   std::optional<std::string> length_penalty, early_stopping;
-  std::optional<int64_t> batch_tokens, window_lines;
+  std::optional<int64_t> batch_tokens, batch_sentences, window_lines;
   bool sample = false;
   std::string prefix;
   int threads = 0;

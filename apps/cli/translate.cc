@@ -18,7 +18,7 @@ namespace {
 struct Options {
   std::string model, file;
   std::string invalid_utf8 = "error";
-  bool scores = false, stats = false;
+  bool scores = false, stats = false, ids = false;
   GenerateFlags generate;
 };
 
@@ -31,12 +31,20 @@ std::string one_line(std::string text) {
   return text;
 }
 
-void print(int64_t line, const std::vector<Translation>& translations, bool list) {
+// What is printed of a translation: its text, or its tokens' ids.
+std::string shown(const Translation& t, bool ids) {
+  if (!ids) return one_line(t.text);
+  std::string text;
+  for (const int32_t id : t.tokens) text += (text.empty() ? "" : " ") + std::to_string(id);
+  return text;
+}
+
+void print(int64_t line, const std::vector<Translation>& translations, bool list, bool ids) {
   if (!list) {
-    std::cout << (translations.empty() ? "" : one_line(translations.front().text)) << '\n';
+    std::cout << (translations.empty() ? "" : shown(translations.front(), ids)) << '\n';
   } else {
     for (const Translation& t : translations)
-      std::cout << fmt::format("{} ||| {} ||| {:.6f}\n", line, one_line(t.text), t.score);
+      std::cout << fmt::format("{} ||| {} ||| {:.6f}\n", line, shown(t, ids), t.score);
   }
 }
 
@@ -83,7 +91,7 @@ int translate(const Options& o) {
     translator.translate(
         next,
         [&](int64_t line, const std::vector<Translation>& translations) {
-          print(base + line, translations, list);
+          print(base + line, translations, list, o.ids);
           for (const Translation& t : translations) tokens += static_cast<int64_t>(t.tokens.size());
           // Nothing reads on once the other end is gone; SIGPIPE has told us then.
           if (interactive) std::cout.flush();
@@ -110,6 +118,7 @@ void add_translate(CLI::App& app, Action* action) {
       ->required();
   sub->add_option("file", o->file, "Text, a sentence a line; without it or with - standard input")->type_name("FILE");
   sub->add_flag("--scores", o->scores, "Print `LINE ||| TRANSLATION ||| SCORE`, lines counted from 0");
+  sub->add_flag("--ids", o->ids, "Print the ids of the tokens, end token included, instead of text");
   sub->add_option("--invalid-utf8", o->invalid_utf8,
                   "error: stop at a line that is not UTF-8; skip: translate it to an "
                   "empty line")

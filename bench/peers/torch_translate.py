@@ -2,7 +2,7 @@
 """Peer: transformers' generate() on one NVIDIA GPU, beside `frit bench decode` and `frit translate --device cuda`.
 
 usage: torch_translate.py [CASE ...] [--dtype fp16|bf16|fp32] [--repeat 3] [--out FILE.json] [--seconds 540] [--row-seconds 150]
-       torch_translate.py --model DIR --input FILE [--beam 4] [--batch-tokens 8192] [--latency-lines 100] [--text OUT.txt] [--dtype ...] [--out FILE.json]
+       torch_translate.py --model DIR --input FILE [--beam 4] [--batch-tokens 8192] [--latency-lines 100] [--text OUT.txt] [--ids-out OUT.txt] [--dtype ...] [--out FILE.json]
 
 A case is MODEL-SOURCExTARGET-beamK-bN as `frit bench decode --case` takes it: mt-base-32x32-beam4-b8 translates 8 sentences of 32 random tokens to 32 tokens with
 beam 4. Without cases: those of Frit's table. Models are MarianMTModel with random weights: 6+6 layers, width 512 (mt-big: 1024), one table of 32768; EOS is
@@ -10,7 +10,7 @@ banned until the last token. A record: case, dtype, beam, batch, ms (the median 
 allocator), peer, device. Or case and error.
 
 With --model the file is translated: once in batches of --batch-tokens source tokens sorted by length (tokens_per_s counts output tokens with EOS, tokenisation
-left out), and its first --latency-lines sentences one by one (latency_ms_p50, latency_ms_p99). --text writes the translations.
+left out), and its first --latency-lines sentences one by one (latency_ms_p50, latency_ms_p99). --text writes the translations, --ids-out their token ids (as `frit translate --ids`).
 """
 import argparse, pathlib, re, statistics, sys, time
 
@@ -119,6 +119,8 @@ class Bench:
         n = sum(map(len, outputs))
         if a.text:
             pathlib.Path(a.text).write_text("".join(vocabulary.decode(t) + "\n" for t in outputs), encoding="utf-8")
+        if a.ids_out:
+            pathlib.Path(a.ids_out).write_text("".join(" ".join(map(str, t)) + "\n" for t in outputs))
         at = lambda share: round(sorted(alone)[round(share * (len(alone) - 1))], 2) if alone else None
         yield dict(beam=a.beam, batch_tokens=a.batch_tokens, sentences=len(sources), source_tokens=sum(map(len, sources)), output_tokens=n,
                    seconds=round(seconds, 3), output_tokens_per_s=round(n / seconds, 1), latency_lines=len(alone), latency_ms_p50=at(0.5), latency_ms_p99=at(0.99),
@@ -137,6 +139,7 @@ def main():
     p.add_argument("--batch-tokens", type=int, default=8192)
     p.add_argument("--latency-lines", type=int, default=100)
     p.add_argument("--text")
+    p.add_argument("--ids-out")
     p.add_argument("--seconds", type=float, default=540, help="for all rows")
     p.add_argument("--row-seconds", type=float, default=150, help="for one")
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu only tests this script")

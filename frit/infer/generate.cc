@@ -305,11 +305,14 @@ void Generator::Impl::finish(Search& s, const Candidate& c, float score) {
 // One step of transformers' beam search for one sentence; sets length to 0 when it has ended.
 void Generator::Impl::advance_beam(Search& s) {
   const int64_t k = width, V = decoder.vocabulary();
+  const auto diversity = static_cast<float>(options->diversity);
   pool.clear();
   for (int64_t b = 0; b < k; ++b) {
     // At the first choice all beams are one; the others' sums keep them from being chosen twice.
     const auto& row = row_candidates[static_cast<size_t>(s.chosen_row + (s.begun ? b : 0))];
-    for (Candidate c : row) {
+    for (size_t j = 0; j < row.size(); ++j) {
+      Candidate c = row[j];
+      c.value -= diversity * static_cast<float>(j);
       c.value += s.scores[static_cast<size_t>(b)];
       c.parent = static_cast<int32_t>(b);
       pool.push_back(c);

@@ -50,7 +50,9 @@ struct GenerateReport {
   int64_t kernels = 0, products = 0;     // of a step: launched kernels, and products of the library
   double encoder_ms = 0, search_ms = 0;  // by the device's clock
   int64_t cache_bytes = 0, state_bytes = 0, arena_bytes = 0;  // keys and values; all else that is kept; temporaries
-  double survivors_mean = 0, survivors_most = 0;              // of a row, if GeneratorOptions::survivors
+  // If GeneratorOptions::survivors: logits that HARS collected of a row, and of how many rows.
+  double survivors_mean = 0, survivors_most = 0;
+  int64_t survivors_rows = 0;
 };
 
 // Decodes with one model, where the context's tensors lie.

@@ -115,7 +115,7 @@ GpuGenerator::GpuGenerator(Context& context, const Transformer& model, const Gen
   for (auto* event : {&began_, &encoded_, &searched_, &downloaded_, &queued_}) *event = gpu_.make_event();
   progress_ = gpu_.allocate_pinned(sizeof(int64_t));
   gpu_.born(progress_.get(), sizeof(int64_t), DType::kI64);
-  state_.progress = Tensor(progress_.get(), DType::kI64, {1}, gpu_.device());
+  whole_.progress = Tensor(progress_.get(), DType::kI64, {1}, gpu_.device());
   round_bias();
 }
 
@@ -157,7 +157,7 @@ void GpuGenerator::reserve(const Extent& wanted) {
   Extent e = extent_;
   if (e.width != wanted.width) e.sentences = 0;
   e.width = wanted.width;
-  e.sentences = std::max(e.sentences, wanted.sentences), e.positions = std::max(e.positions, wanted.positions);
+  e.sentences = std::max(e.sentences, wanted.sentences), e.cache_rows = std::max(e.cache_rows, wanted.cache_rows);
   e.source_tokens = std::max(e.source_tokens, wanted.source_tokens);
   e.prompt_tokens = std::max(e.prompt_tokens, wanted.prompt_tokens);
   e.settings = std::max(e.settings, wanted.settings);
@@ -168,7 +168,7 @@ void GpuGenerator::reserve(const Extent& wanted) {
   tensors_.clear();
   extent_ = {};  // should memory run out
   const int64_t n = e.sentences, slots = e.slots(), P = places_;
-  SearchState& s = state_;
+  SearchState& s = whole_;
   const auto i32 = [&](Shape shape) { return tensors_.make(DType::kI32, shape); };
   const auto f32 = [&](Shape shape) { return tensors_.make(DType::kF32, shape); };
   s.width = e.width;
@@ -191,11 +191,11 @@ void GpuGenerator::reserve(const Extent& wanted) {
   const Part parts[] = {{&count_, DType::kI32, 1},
                         {&settings_, DType::kI32, e.settings},
                         {&numbers_, DType::kF32, kSearchNormalisers + P + 1},
-                        {&draw_, DType::kI64, kDrawSentences + n},
+                        {&whole_draw_, DType::kI64, kDrawSentences + n},
                         {&s.prompt, DType::kI32, n},
                         {&s.max_length, DType::kI32, n},
-                        {&source_offsets_, DType::kI32, n + 1},
-                        {&prompt_offsets_, DType::kI32, n + 1},
+                        {&whole_source_offsets_, DType::kI32, n + 1},
+                        {&whole_prompt_offsets_, DType::kI32, n + 1},
                         {&prompt_ids_, DType::kI32, e.prompt_tokens},
                         {&source_ids_, DType::kI32, e.source_tokens}};
   int64_t bytes = 0;
@@ -214,9 +214,30 @@ void GpuGenerator::reserve(const Extent& wanted) {
   const DType dtype = model_.workspace().parameters().dtype();
   report_.state_bytes = tensors_.bytes();
   cross_ = tensors_.make(dtype, {e.source_tokens, std::max<int64_t>(1, layers_) * 2 * H_});
-  cache_ = tensors_.make(dtype, {std::max<int64_t>(1, layers_), e.positions * slots * 2 * H_});
+  cache_ = tensors_.make(dtype, {std::max<int64_t>(1, layers_), e.cache_rows * 2 * H_});
   report_.cache_bytes = tensors_.bytes() - report_.state_bytes;
   extent_ = e;
+}
+
+// Tables for a call with `sentences` sentences: the first part of each, without gaps.
+void GpuGenerator::lay_out(int64_t sentences) {
+  sentences_ = sentences, slots_ = sentences * extent_.width;
+  positions_ = std::min(places_, extent_.cache_rows / slots_);
+  const int64_t P = places_;
+  const auto part = [&](const Tensor& whole, Shape shape) {
+    return whole.defined() ? Tensor(whole.raw(), whole.dtype(), shape, gpu_.device()) : Tensor();
+  };
+  state_ = whole_;
+  SearchState& s = state_;
+  s.live_sentence = part(s.live_sentence, {sentences}), s.prompt = part(s.prompt, {sentences});
+  s.max_length = part(s.max_length, {sentences}), s.scratch = part(s.scratch, {2 * sentences + 2});
+  for (Tensor* t : {&s.ids, &s.origin, &s.token_scores}) *t = part(*t, {2, slots_, P});
+  for (Tensor* t : {&s.done_ids, &s.done_token_scores}) *t = part(*t, {P, slots_});
+  for (Tensor* t : {&s.scores, &s.ended, &s.done_scores, &s.done_length, &s.done_column, &s.row_ids, &s.row_positions})
+    *t = part(*t, {slots_});
+  source_offsets_ = part(whole_source_offsets_, {sentences + 1});
+  prompt_offsets_ = part(whole_prompt_offsets_, {sentences + 1});
+  draw_ = part(whole_draw_, {kDrawSentences + sentences});
 }
 
 // Keys and values for more positions. The search waits for it: outputs are seldom so much longer than their sources.
@@ -224,8 +245,7 @@ void GpuGenerator::grow_positions(int64_t positions) {
   gpu_.synchronize();
   steps_.clear();
   const Tensor before = cache_;
-  const int64_t step = extent_.slots() * 2 * H_;
-  cache_ = tensors_.make(before.dtype(), {before.dim(0), positions * step});
+  cache_ = tensors_.make(before.dtype(), {before.dim(0), positions * slots_ * 2 * H_});
   const int64_t bytes = before.dim(1) * size_of(before.dtype());
   const auto bytes_of = [&](const Tensor& t, int64_t layer) {
     return Tensor(static_cast<char*>(t.raw()) + layer * t.row_stride() * size_of(t.dtype()), DType::kU8, {bytes},
@@ -243,7 +263,8 @@ void GpuGenerator::grow_positions(int64_t positions) {
   }
   tensors_.release(before);
   report_.cache_bytes = cross_.bytes() + cache_.bytes();
-  extent_.positions = positions;
+  extent_.cache_rows = positions * slots_;
+  positions_ = positions;
 }
 
 void GpuGenerator::upload(std::span<const GenerateInput> inputs, std::span<const int64_t> longest, const Call& call) {
@@ -283,16 +304,17 @@ void GpuGenerator::upload(std::span<const GenerateInput> inputs, std::span<const
 
   float* numbers = reinterpret_cast<float*>(part(numbers_));
   numbers[kSearchPenalty] = static_cast<float>(o.repetition_penalty);
+  numbers[kSearchDiversity] = static_cast<float>(o.diversity);
   for (int64_t n = 0; n <= places_; ++n) numbers[kSearchNormalisers + n] = static_cast<float>(o.normaliser(n));
 
   const auto S = static_cast<int64_t>(inputs.size());
   auto* draw = reinterpret_cast<int64_t*>(part(draw_));
   draw[kDrawSeed] = static_cast<int64_t>(o.seed), draw[kDrawTopK] = o.top_k;
   draw[kDrawTemperature] = std::bit_cast<int64_t>(o.temperature), draw[kDrawTopP] = std::bit_cast<int64_t>(o.top_p);
-  for (int64_t i = 0; i < extent_.sentences; ++i)
+  for (int64_t i = 0; i < sentences_; ++i)
     draw[kDrawSentences + i] = i < S ? static_cast<int64_t>(inputs[static_cast<size_t>(i)].index) : 0;
   int32_t source_at = 0, prompt_at = 0;
-  for (int64_t i = 0; i < extent_.sentences; ++i) {  // those behind the last are empty
+  for (int64_t i = 0; i < sentences_; ++i) {  // those behind the last are empty
     part(source_offsets_)[i] = source_at, part(prompt_offsets_)[i] = prompt_at;
     part(state_.prompt)[i] = 1, part(state_.max_length)[i] = 2;
     if (i >= S) continue;
@@ -305,9 +327,9 @@ void GpuGenerator::upload(std::span<const GenerateInput> inputs, std::span<const
     std::copy(input.prefix.begin(), input.prefix.end(), part(prompt_ids_) + prompt_at);
     prompt_at += static_cast<int32_t>(input.prefix.size());
   }
-  part(source_offsets_)[extent_.sentences] = source_at, part(prompt_offsets_)[extent_.sentences] = prompt_at;
-  std::fill(part(source_ids_) + source_at, part(source_ids_) + call.encoder.first, 0);
-  const auto bytes = reinterpret_cast<char*>(part(source_ids_) + call.encoder.first) - staging_.get();
+  part(source_offsets_)[sentences_] = source_at, part(prompt_offsets_)[sentences_] = prompt_at;
+  std::fill(part(source_ids_) + source_at, part(source_ids_) + call.encoder.tokens, 0);
+  const auto bytes = reinterpret_cast<char*>(part(source_ids_) + call.encoder.tokens) - staging_.get();
   gpu_.upload_async(inputs_.raw(), staging_.get(), static_cast<size_t>(bytes));
 }
 
@@ -374,7 +396,7 @@ void GpuGenerator::feed_forward(Stream& stream, const FeedForward& w, const Laye
 
 // All sources to cross_: the encoder, then keys and values of all decoder layers in one product.
 void GpuGenerator::encode(const EncoderKey& key) {
-  const auto [tokens, longest] = key;
+  const int64_t tokens = key.tokens, longest = key.longest;
   const TransformerWeights& w = model_.weights();
   const TransformerConfig& c = model_.config();
   const DType dtype = w.source.table.dtype();
@@ -413,7 +435,7 @@ void GpuGenerator::encode(const EncoderKey& key) {
 void GpuGenerator::step(const StepKey& key) {
   const TransformerWeights& w = model_.weights();
   const TransformerConfig& c = model_.config();
-  const int64_t R = key.sentences * extent_.width, N = c.decoder_heads, slots = extent_.slots();
+  const int64_t R = key.sentences * extent_.width, N = c.decoder_heads;
   const DType dtype = w.target.table.dtype();
   const float scale = 1.0f / std::sqrt(static_cast<float>(H_ / N));
   const DecodeRows rows{state_.live, state_.live_sentence, extent_.width};
@@ -430,7 +452,7 @@ void GpuGenerator::step(const StepKey& key) {
       const Buffer heads = context_.allocate({R, H_}, dtype, "heads");
       DecodeSelfAttentionArgs args;
       args.qkv = qkv, args.origin = state_.origin, args.position = state_.position;
-      args.cache = cache_.rows(l, l + 1).reshape({extent_.positions, slots, 2, H_});
+      args.cache = Tensor(cache_.rows(l, l + 1).raw(), dtype, {positions_, slots_, 2, H_}, gpu_.device());
       args.rows = rows, args.heads = N, args.scale = scale;
       decode_self_attention(context_, args, heads);
       close(stream, heads, layer.attention.out, layer.cross.norm);
@@ -455,8 +477,9 @@ void GpuGenerator::step(const StepKey& key) {
   const Buffer values = context_.allocate({R, count}, DType::kF32, "values"),
                columns = context_.allocate({R, count}, DType::kI32, "columns"),
                lse = context_.allocate({R}, DType::kF32, "log_sum_exp");
-  const Tensor survivors =
-      survivors_.defined() ? survivors_.rows(step_number_, step_number_ + 1).reshape({slots}).rows(0, R) : Tensor();
+  const Tensor survivors = survivors_.defined()
+                               ? survivors_.rows(step_number_, step_number_ + 1).reshape({extent_.slots()}).rows(0, R)
+                               : Tensor();
   beam_select(context_, logits, count, values, columns, lse, survivors);
   SearchStepArgs args;
   args.values = values, args.columns = columns, args.lse = lse;
@@ -524,7 +547,7 @@ void GpuGenerator::run(Recorded& recorded, const std::function<void()>& work) {
 GpuGenerator::StepKey GpuGenerator::step_key(const Call& call, int64_t sentences, int64_t length) const {
   const GenerateOptions& o = *call.options;
   StepKey key;
-  key.sentences = sentences, key.keep = call.keep;
+  key.capacity = sentences_, key.sentences = sentences, key.keep = call.keep;
   key.beam = o.beam > 1, key.sampling = o.sampling, key.token_scores = o.token_scores;
   key.boosts = !o.sampling && o.repetition_penalty < 1;
   // Where the tokens that settings touch become more with every step, few different numbers of them.
@@ -551,16 +574,19 @@ GpuGenerator::Call GpuGenerator::begin(std::span<const GenerateInput> inputs, st
   }
   for (const auto& word : options.bad_words) words += 1 + static_cast<int64_t>(word.size());
   const auto S = static_cast<int64_t>(inputs.size());
-  call.encoder = {attention_rounded(tokens, 32), attention_rounded(longest_source, kAttentionLengthStep)};
+  call.sentences = bucket_of(S);
+  call.encoder = {attention_rounded(tokens, 32), attention_rounded(longest_source, kAttentionLengthStep),
+                  call.sentences};
   Extent wanted;
   wanted.width = options.sampling ? options.nbest : options.beam;
-  wanted.sentences = call.sentences = bucket_of(S);
+  wanted.sentences = call.sentences;
   const int64_t usual = (2 * longest_source + kPositionStep) / kPositionStep * kPositionStep;
-  wanted.positions = std::min(call.longest - 1, std::max(usual, kPositionStep));
-  wanted.source_tokens = call.encoder.first, wanted.prompt_tokens = power_of_two(prompts, 16);
+  wanted.cache_rows = std::min(call.longest - 1, std::max(usual, kPositionStep)) * wanted.slots();
+  wanted.source_tokens = call.encoder.tokens, wanted.prompt_tokens = power_of_two(prompts, 16);
   wanted.settings = power_of_two(kSearchLists + static_cast<int64_t>(options.eos_ids.size()) + words + 1, 64);
   wanted.token_scores = options.token_scores;
   reserve(wanted);
+  lay_out(call.sentences);
 
   // All plans at first, so that the arena does not grow while steps are on the way.
   Recorded& encoder = encoders_[call.encoder];
@@ -615,8 +641,7 @@ std::vector<std::vector<Hypothesis>> GpuGenerator::generate(std::span<const Gene
 
 // Puts the step at `position` on the stream, for as many sentences as are left or more.
 void GpuGenerator::queue_step(const Call& call, int64_t live, int64_t position) {
-  if (position == extent_.positions)
-    grow_positions(std::min(call.longest - 1, position + position / 2 + kPositionStep));
+  if (position == positions_) grow_positions(std::min(call.longest - 1, position + position / 2 + kPositionStep));
   step_number_ = position;
   const StepKey key = step_key(call, std::min(bucket_of(live), call.sentences), position + 1);
   run(ready(steps_[key], [&] { step(key); }), [&] { step(key); });
@@ -661,7 +686,7 @@ std::map<std::string, double> GpuGenerator::time_parts(std::span<const GenerateI
 std::vector<std::vector<Hypothesis>> GpuGenerator::collect(const Call& call, std::span<const GenerateInput> inputs,
                                                            int64_t steps) {
   const GenerateOptions& o = *call.options;
-  const int64_t width = extent_.width, slots = extent_.slots();
+  const int64_t width = extent_.width, slots = slots_;
   char* const base = results_.get();
   int64_t at = 0;
   const auto fetch = [&](const Tensor& t, int64_t count) {
@@ -704,11 +729,12 @@ std::vector<std::vector<Hypothesis>> GpuGenerator::collect(const Call& call, std
     }
   }
   if (survivors_.defined()) {
-    std::vector<int32_t> counts(static_cast<size_t>(steps * slots));
+    std::vector<int32_t> counts(static_cast<size_t>(steps * extent_.slots()));
     gpu_.download(counts.data(), survivors_.raw(), counts.size() * 4);
     double sum = 0, most = 0, rows = 0;
     for (const int32_t n : counts) sum += n, most = std::max<double>(most, n), rows += n > 0;
     report_.survivors_mean = rows > 0 ? sum / rows : 0, report_.survivors_most = most;
+    report_.survivors_rows = static_cast<int64_t>(rows);
   }
   return results;
 }

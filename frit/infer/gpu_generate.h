@@ -51,15 +51,22 @@ class GpuGenerator {
   const GenerateReport& report() const { return report_; }
 
  private:
-  // What all buffers are made for. Grows only, but for the width.
+  // What all buffers are made for. Grows only, but for the width. A call with few long sentences and one with many
+  // short ones share them: each lays its tables out for its own number of sentences (lay_out).
   struct Extent {
-    int64_t width = 0, sentences = 0, positions = 0, source_tokens = 0, prompt_tokens = 0, settings = 0;
+    int64_t width = 0, sentences = 0, source_tokens = 0, prompt_tokens = 0, settings = 0;
+    int64_t cache_rows = 0;  // positions * slots of the largest call
     bool token_scores = false;
     bool operator==(const Extent&) const = default;
     int64_t slots() const { return sentences * width; }
   };
-  using EncoderKey = std::pair<int64_t, int64_t>;  // tokens, longest
+  struct EncoderKey {
+    int64_t tokens = 0, longest = 0;
+    int64_t sentences = 0;  // for which tables are laid out
+    auto operator<=>(const EncoderKey&) const = default;
+  };
   struct StepKey {
+    int64_t capacity = 0;  // sentences for which tables are laid out
     int64_t sentences = 0, count = 0, keep = 0;
     bool beam = false, sampling = false, token_scores = false, boosts = false;
     auto operator<=>(const StepKey&) const = default;
@@ -81,6 +88,7 @@ class GpuGenerator {
   // Buffers, plans, and what comes before the first step.
   Call begin(std::span<const GenerateInput> inputs, std::span<const int64_t> longest, const GenerateOptions& options);
   void reserve(const Extent& wanted);
+  void lay_out(int64_t sentences);
   void grow_positions(int64_t positions);
   void upload(std::span<const GenerateInput> inputs, std::span<const int64_t> longest, const Call& call);
   void encode(const EncoderKey& key);
@@ -123,12 +131,14 @@ class GpuGenerator {
 
   DeviceTensors tensors_, constants_;
   Tensor rounded_bias_;  // the logits' bias in the model's dtype, which linear_rows takes; undefined if there is none
-  SearchState state_;
-  Tensor survivors_;  // i32 [steps, rows], if they are counted
+  SearchState whole_, state_;                          // all there is room for, and what this call uses of it
+  int64_t sentences_ = 0, slots_ = 0, positions_ = 0;  // of state_ and the cache
+  Tensor survivors_;                                   // i32 [steps, rows], if they are counted
   int64_t step_number_ = 0, products_ = 0;
-  Tensor cache_;  // [layers, positions * slots * 2 * H]
+  Tensor cache_;  // [layers, cache_rows * 2 * H], of which a call uses [layers][positions, slots, 2, H]
   Tensor cross_;  // [source tokens, layers * 2 * H]
-  Tensor count_, settings_, numbers_, source_offsets_, prompt_offsets_, prompt_ids_, source_ids_, draw_;
+  Tensor count_, settings_, numbers_, prompt_ids_, source_ids_;
+  Tensor source_offsets_, prompt_offsets_, draw_, whole_source_offsets_, whole_prompt_offsets_, whole_draw_;
   Tensor inputs_;  // what these, and state_.prompt and max_length, are parts of
   PinnedBlock staging_, results_, progress_;
   std::map<EncoderKey, Recorded> encoders_;

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cmath>
+#include <map>
 #include <random>
 
 #include "frit/infer/generate.h"
@@ -128,6 +130,25 @@ TEST(GpuGenerate, PenaltiesAndEarlyStopping) {
       }
 }
 
+TEST(GpuGenerate, DiverseBeams) {
+  Pair pair(tiny_config(), 4, Precision::kF32, kLibrary);
+  const auto sources = random_sources(4, 2);
+  const auto inputs = inputs_of(sources);
+  int changed = 0;
+  for (const int64_t beam : {2, 5})
+    for (const double diversity : {0.3, 2.0}) {
+      SCOPED_TRACE(fmt::format("beam {}, diversity {}", beam, diversity));
+      GenerateOptions o = tiny_options();
+      o.beam = o.nbest = beam, o.diversity = diversity, o.token_scores = true;
+      const Lists found = pair.on_gpu->generate(inputs, o);
+      expect_alike(pair.on_cpu->generate(inputs, o), found);
+      o.diversity = 0;
+      const Lists usual = pair.on_cpu->generate(inputs, o);
+      for (size_t i = 0; i < inputs.size(); ++i) changed += usual[i][1].tokens != found[i][1].tokens;
+    }
+  EXPECT_GT(changed, 0);
+}
+
 TEST(GpuGenerate, Processors) {
   Pair pair(tiny_config(), 5, Precision::kF32, kLibrary);
   const auto sources = random_sources(4, 3);
@@ -231,6 +252,80 @@ TEST(GpuGenerate, SamplesOfTheCpu) {
   EXPECT_THROW(pair.on_gpu->generate(inputs, o), Error);
 }
 
+// Draws against probabilities: no token outside of the support, every one inside of it, and as often as it should be.
+// Five tokens have the same logit, in the middle of which top_k cuts.
+TEST(GpuGenerate, DrawsFollowTheirProbabilities) {
+  TransformerConfig c = tiny_config();
+  c.decoder_layers = 1, c.encoder_ffn_dim = c.decoder_ffn_dim = 32;
+  Pair pair(c, 3, Precision::kF32, kLibrary);
+  const std::vector<int32_t> source = {5, 9, 33, 0};
+  // The last norm gives 0: the bias alone is what the tokens' logits are, to the bit.
+  std::vector<float> bias(61);
+  for (int t = 0; t < 61; ++t)
+    bias[static_cast<size_t>(t)] =
+        t % 12 == 3 ? 2.0f : -0.125f * static_cast<float>(t * 7 % 61) + (t % 9 == 4 ? 4.0f : 0.0f);
+  const std::vector<double> wanted(bias.begin(), bias.end());
+  const std::vector<float> zero(32, 0.0f);
+  pair.gpu_model.set_logits_bias(bias);
+  for (const char* name : {"weight", "bias"})
+    pair.gpu_model.workspace().set(fmt::format("model.decoder.layers.0.final_layer_norm.{}", name), zero.data(), 32);
+  struct Case {
+    int64_t top_k;
+    double top_p, temperature;
+  };
+  constexpr int kSentences = 32, kSamples = 8;
+  const int seeds = built_with_cuda() ? 64 : 1;  // the simulator is slow
+  pair.on_gpu->refresh();
+  std::vector<GenerateInput> inputs;
+  for (uint64_t i = 0; i < kSentences; ++i) inputs.push_back({source, {}, i});
+  for (const Case& k : {Case{0, 1, 2.5}, Case{3, 1, 1.5}, Case{0, 0.5, 1}, Case{12, 0.9, 2}}) {
+    SCOPED_TRACE(fmt::format("top_k {}, top_p {}, temperature {}", k.top_k, k.top_p, k.temperature));
+    std::vector<std::pair<double, int>> order;
+    for (int t = 0; t < 60; ++t) order.emplace_back(-wanted[static_cast<size_t>(t)], t);
+    std::sort(order.begin(), order.end());
+    if (k.top_k > 0) {
+      const double lowest = order[static_cast<size_t>(k.top_k - 1)].first;
+      std::erase_if(order, [&](const auto& o) { return o.first > lowest; });
+    }
+    double total = 0, before = 0;
+    for (const auto& [value, token] : order) total += std::exp(-value / k.temperature);
+    std::map<int, double> support;
+    for (const auto& [value, token] : order) {
+      if (!support.empty() && before >= k.top_p * total) break;
+      before += support[token] = std::exp(-value / k.temperature);
+    }
+    GenerateOptions o = tiny_options();
+    o.sampling = true, o.nbest = kSamples, o.max_new_tokens = 1;
+    o.top_k = k.top_k, o.top_p = k.top_p, o.temperature = k.temperature;
+    std::map<int, int> drawn;
+    for (o.seed = 1; o.seed <= static_cast<uint64_t>(seeds); ++o.seed)
+      for (const auto& list : pair.on_gpu->generate(inputs, o))
+        for (const Hypothesis& h : list) ++drawn[h.tokens.at(0)];
+    double chi = 0, rest = 0;
+    int cells = 0, rest_drawn = 0, all = 0;
+    for (const auto& [token, count] : drawn) {
+      EXPECT_TRUE(support.contains(token)) << token;
+      all += count;
+    }
+    ASSERT_EQ(all, kSentences * kSamples * seeds);
+    for (const auto& [token, weight] : support) {
+      const double expected = all * weight / before;
+      const int count = drawn.contains(token) ? drawn[token] : 0;
+      if (expected < 8) {  // rare ones together
+        rest += expected, rest_drawn += count;
+        continue;
+      }
+      EXPECT_GT(count, 0) << token;
+      chi += (count - expected) * (count - expected) / expected, ++cells;
+    }
+    if (rest >= 8) chi += (rest_drawn - rest) * (rest_drawn - rest) / rest, ++cells;
+    ASSERT_GE(cells, 4);
+    // Wilson and Hilferty's normal: 4.5 deviations, once in 300,000 times.
+    const double n = cells - 1, v = 2 / (9 * n), z = (std::cbrt(chi / n) - (1 - v)) / std::sqrt(v);
+    EXPECT_LT(z, 4.5) << "chi square " << chi << " with " << n << " degrees of freedom";
+  }
+}
+
 // The same sentence at the first and the last place of batches of 1 and 7, of which some end early.
 void check_independence(Pair& pair, GenerateOptions options, const std::vector<int32_t>& prefix = {}) {
   options.token_scores = true;
@@ -301,6 +396,27 @@ TEST(GpuGenerate, GraphsChangeNoBit) {
     const Lists a = with.on_gpu->generate(inputs, o), b = without.on_gpu->generate(inputs, o);
     for (size_t i = 0; i < a.size(); ++i) expect_same_bits(a[i], b[i]);
   }
+}
+
+// Many short sentences, then few long ones: tables are laid out anew in the same memory, which is no larger than the
+// larger of the two calls needs.
+TEST(GpuGenerate, FewLongSentencesShareTheMemoryOfManyShortOnes) {
+  Pair pair(tiny_config(), 3, Precision::kF32, kLibrary);
+  const auto many = random_sources(12, 40), few = random_sources(2, 41);
+  const auto short_ones = inputs_of(many), long_ones = inputs_of(few);
+  GenerateOptions o = tiny_options();
+  o.beam = 2, o.nbest = 2, o.token_scores = true;
+  o.max_new_tokens = 6;
+  expect_alike(pair.on_cpu->generate(short_ones, o), pair.on_gpu->generate(short_ones, o));
+  const int64_t bytes = pair.on_gpu->report().cache_bytes, state = pair.on_gpu->report().state_bytes;
+  for (int i = 0; i < 2; ++i) {
+    o.max_new_tokens = 22, o.min_new_tokens = 20;
+    expect_alike(pair.on_cpu->generate(long_ones, o), pair.on_gpu->generate(long_ones, o));
+    o.max_new_tokens = 6, o.min_new_tokens = 0;
+    expect_alike(pair.on_cpu->generate(short_ones, o), pair.on_gpu->generate(short_ones, o));
+  }
+  EXPECT_EQ(pair.on_gpu->report().cache_bytes, bytes);
+  EXPECT_EQ(pair.on_gpu->report().state_bytes, state);
 }
 
 // Sentences that have ended leave the batch: fewer rows are computed, and steps end when the last one has.

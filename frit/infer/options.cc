@@ -89,6 +89,10 @@ void GenerateOptions::validate(const TransformerConfig& model) const {
   FRIT_CHECK(std::isfinite(alpha), "[generate] the length penalty's alpha is {}, expected a number", alpha);
   FRIT_CHECK(repetition_penalty > 0 && std::isfinite(repetition_penalty),
              "[generate] repetition_penalty is {}, expected a number above 0", repetition_penalty);
+  FRIT_CHECK(diversity >= 0 && std::isfinite(diversity),
+             "[generate] diversity is {}, expected 0 (off) or a number above 0", diversity);
+  FRIT_CHECK(diversity == 0 || beam > 1, "[generate] diversity is {} with beam {}, expected 2 beams or more", diversity,
+             beam);
   FRIT_CHECK(no_repeat_ngram >= 0, "[generate] no_repeat_ngram is {}, expected 0 (off) or more", no_repeat_ngram);
   FRIT_CHECK(temperature > 0 && std::isfinite(temperature), "[generate] temperature is {}, expected a number above 0",
              temperature);

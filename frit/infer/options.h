@@ -39,6 +39,9 @@ struct GenerateOptions {
   LengthPenalty penalty = LengthPenalty::kLength;
   double alpha = 1;  // of the length penalty
   EarlyStopping early_stopping = EarlyStopping::kFalse;
+  // Diverse beam search (Li et al. 2016, arXiv:1611.08562): the j-th best continuation of a beam, j from 0, loses
+  // diversity * j before all are compared. What it lost stays in its running sum and score; token_scores are without.
+  double diversity = 0;  // >= 0; 0: off
 
   double repetition_penalty = 1;                // > 1: tokens that are there already become less likely
   int64_t no_repeat_ngram = 0;                  // n: no n tokens occur twice; 0: off

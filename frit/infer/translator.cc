@@ -4,9 +4,11 @@
 #include <future>
 #include <istream>
 #include <ostream>
+#include <thread>
 #include <utility>
 
 #include "frit/data/batcher.h"
+#include "frit/infer/bounded_queue.h"
 
 namespace frit {
 namespace {
@@ -35,8 +37,7 @@ std::vector<std::vector<Translation>> detokenise(std::vector<std::vector<Hypothe
 }  // namespace
 
 HypothesisLists generate_all(Generator& generator, std::span<const GenerateInput> inputs,
-                             const GenerateOptions& options, int64_t batch_tokens,
-                             const std::function<void(std::span<const int64_t>, const HypothesisLists&)>& done) {
+                             const GenerateOptions& options, int64_t batch_tokens) {
   options.validate(generator.config());
   std::vector<int64_t> lengths;
   for (const GenerateInput& input : inputs) lengths.push_back(static_cast<int64_t>(input.source.size()));
@@ -47,7 +48,6 @@ HypothesisLists generate_all(Generator& generator, std::span<const GenerateInput
     for (const int64_t i : group) batch.push_back(inputs[static_cast<size_t>(i)]);
     HypothesisLists lists = generator.generate(batch, options);
     for (size_t i = 0; i < group.size(); ++i) results[static_cast<size_t>(group[i])] = std::move(lists[i]);
-    if (done) done(group, results);
   }
   return results;
 }
@@ -150,6 +150,9 @@ Translator::~Translator() = default;
 Generator& Translator::generator() {
   return *impl_->generator;
 }
+int64_t Translator::weight_bytes() const {
+  return static_cast<int64_t>(impl_->model->workspace().bytes());
+}
 const Tokenizer& Translator::tokenizer() const {
   return *impl_->tokenizer;
 }
@@ -161,96 +164,199 @@ TranslateOptions Translator::default_options() const {
   TranslateOptions o;
   o.generate = GenerateOptions::from(impl_->generation);
   o.generate.max_length = std::min(o.generate.max_length, config().max_positions + 1);
-  if (impl_->gpu) o.batch_tokens = 8192, o.window_lines = 32768;
+  if (impl_->gpu) o.batch_tokens = 16384, o.batch_sentences = 1024, o.window_lines = 32768;
   return o;
 }
 
-void Translator::translate(const NextLine& next, const Result& result, const TranslateOptions& options) {
-  FRIT_CHECK(options.batch_tokens >= 1 && options.window_lines >= 1,
-             "[translate] batch_tokens is {} and window_lines {}, expected 1 or more", options.batch_tokens,
-             options.window_lines);
-  options.generate.validate(config());
+// Some lines that are sorted into batches together.
+struct Translator::Window {
+  int64_t first = 0;  // number of its first line
+  int64_t lines = 0;
+  bool full = false;                         // others may follow
+  std::vector<std::vector<int32_t>> ids;     // of each line; none of an empty one
+  std::vector<GenerateInput> inputs;         // of the others
+  std::vector<int64_t> line_of;              // of an input
+  std::vector<std::vector<int64_t>> groups;  // inputs of each batch
+  std::vector<std::string> notices;
+};
+
+// Reads the lines from number `first` on and makes batches of them.
+std::shared_ptr<const Translator::Window> Translator::read_window(const NextLine& next, int64_t first,
+                                                                  std::span<const int32_t> prefix,
+                                                                  const TranslateOptions& options) {
   const Tokenizer& tokenizer = *impl_->tokenizer;
   const int64_t most = config().max_positions;
-  const auto notice = [&](const std::string& text) {
-    if (on_notice) on_notice(text);
-  };
+  auto window = std::make_shared<Window>();
+  Window& w = *window;
+  w.first = first;
+  std::vector<std::string> lines;
+  while (static_cast<int64_t>(lines.size()) < options.window_lines) {
+    std::optional<std::string> line = next();
+    if (!line) break;
+    const int64_t bad = first_invalid_utf8(*line);
+    if (bad >= 0) {
+      const int64_t number = first + static_cast<int64_t>(lines.size()) + 1;
+      if (options.invalid_utf8 == InvalidUtf8::kError)
+        fail("[translate] line {}: invalid UTF-8 at byte {} (0x{:02x})", number, bad + 1,
+             static_cast<unsigned char>((*line)[static_cast<size_t>(bad)]));
+      w.notices.push_back(
+          fmt::format("line {}: invalid UTF-8 at byte {}, not translated: its line is empty", number, bad + 1));
+      line->clear();
+    }
+    lines.push_back(std::move(*line));
+  }
+  w.lines = static_cast<int64_t>(lines.size());
+  w.full = w.lines == options.window_lines;
+  w.ids.resize(lines.size());
+  impl_->pool.parallel_for(w.lines, 16, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i)
+      tokenizer.encode(Side::kSource, lines[static_cast<size_t>(i)], &w.ids[static_cast<size_t>(i)]);
+  });
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < w.lines; ++i) {
+    std::vector<int32_t>& sentence = w.ids[static_cast<size_t>(i)];
+    if (sentence.empty()) continue;  // nothing but white space
+    sentence.push_back(tokenizer.eos_id(Side::kSource));
+    if (static_cast<int64_t>(sentence.size()) > most) {
+      w.notices.push_back(fmt::format("line {}: {} tokens, but the model has {} positions: the rest was cut off",
+                                      first + i + 1, sentence.size(), most));
+      cut_to(sentence, most);
+    }
+    w.inputs.push_back({sentence, prefix, static_cast<uint64_t>(first + i)});
+    w.line_of.push_back(i);
+    lengths.push_back(static_cast<int64_t>(sentence.size()));
+  }
+  w.groups = plan_inference_batches(lengths, options.batch_tokens, options.batch_sentences);
+  return window;
+}
+
+HypothesisLists Translator::translate_group(const Window& window, size_t group, const TranslateOptions& options) {
+  std::vector<GenerateInput> batch;
+  for (const int64_t i : window.groups[group]) batch.push_back(window.inputs[static_cast<size_t>(i)]);
+  return impl_->generator->generate(batch, options.generate);
+}
+
+// Hands a window's translations on in the order of its lines, whatever the order in which they come.
+class Translator::Outlet {
+ public:
+  Outlet(Translator& translator, const Result& result, std::shared_ptr<const Window> window)
+      : translator_(translator),
+        result_(result),
+        window_(std::move(window)),
+        ready_(static_cast<size_t>(window_->lines)),
+        is_ready_(ready_.size()) {
+    if (translator.on_notice)
+      for (const std::string& notice : window_->notices) translator.on_notice(notice);
+    for (size_t i = 0; i < ready_.size(); ++i)
+      if (window_->ids[i].empty()) ready_[i].push_back({}), is_ready_[i] = 1;
+    emit();
+  }
+  const Window& window() const { return *window_; }
+  void take(size_t group, HypothesisLists lists) {
+    auto texts = detokenise(lists, *translator_.impl_->tokenizer, translator_.impl_->pool);
+    const std::vector<int64_t>& inputs = window_->groups[group];
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const auto line = static_cast<size_t>(window_->line_of[static_cast<size_t>(inputs[i])]);
+      ready_[line] = std::move(texts[i]);
+      is_ready_[line] = 1;
+    }
+    emit();
+  }
+
+ private:
+  // Lines go out as soon as all before them are done.
+  void emit() {
+    for (; emitted_ < ready_.size() && is_ready_[emitted_]; ++emitted_) {
+      result_(window_->first + static_cast<int64_t>(emitted_), ready_[emitted_]);
+      ready_[emitted_] = {};
+    }
+  }
+  Translator& translator_;
+  const Result& result_;
+  const std::shared_ptr<const Window> window_;
+  std::vector<std::vector<Translation>> ready_;
+  std::vector<uint8_t> is_ready_;
+  size_t emitted_ = 0;
+};
+
+void Translator::translate(const NextLine& next, const Result& result, const TranslateOptions& options) {
+  FRIT_CHECK(options.batch_tokens >= 1 && options.window_lines >= 1 && options.batch_sentences >= 0,
+             "[translate] batch_tokens is {}, window_lines {}, expected 1 or more; batch_sentences {}, expected 0 "
+             "(any number) or more",
+             options.batch_tokens, options.window_lines, options.batch_sentences);
+  options.generate.validate(config());
   std::vector<int32_t> prefix;
   if (!options.prefix.empty()) {
     const int64_t bad = first_invalid_utf8(options.prefix);
     if (bad >= 0) fail("[translate] the prefix is not valid UTF-8 at byte {}", bad);
-    prefix = tokenizer.encode(Side::kTarget, options.prefix);
+    prefix = impl_->tokenizer->encode(Side::kTarget, options.prefix);
   }
-  std::vector<std::string> lines;
-  std::vector<std::vector<int32_t>> ids;
-  std::vector<uint8_t> empty;
-  for (int64_t first = 0;; first += static_cast<int64_t>(lines.size())) {
-    lines.clear();
-    while (static_cast<int64_t>(lines.size()) < options.window_lines) {
-      std::optional<std::string> line = next();
-      if (!line) break;
-      const int64_t bad = first_invalid_utf8(*line);
-      if (bad >= 0) {
-        const int64_t number = first + static_cast<int64_t>(lines.size()) + 1;
-        if (options.invalid_utf8 == InvalidUtf8::kError)
-          fail("[translate] line {}: invalid UTF-8 at byte {} (0x{:02x})", number, bad + 1,
-               static_cast<unsigned char>((*line)[static_cast<size_t>(bad)]));
-        notice(fmt::format("line {}: invalid UTF-8 at byte {}, not translated: its line is empty", number, bad + 1));
-        line->clear();
+  std::shared_ptr<const Window> first = read_window(next, 0, prefix, options);
+  if (first->lines == 0) return;
+  if (!first->full && first->groups.size() <= 1) {  // nothing to overlap
+    Outlet outlet(*this, result, first);
+    for (size_t g = 0; g < first->groups.size(); ++g) outlet.take(g, translate_group(*first, g, options));
+    return;
+  }
+  // One thread reads and tokenises the next window, one translates, and this one makes text of what was translated.
+  // What stops a thread travels as the last element of its queue.
+  struct Read {
+    std::shared_ptr<const Window> window;
+    std::exception_ptr error;
+  };
+  struct Translated {
+    std::shared_ptr<const Window> window;  // whose batches begin
+    size_t group = 0;
+    HypothesisLists lists;  // of a batch of the window that came last
+    std::exception_ptr error;
+  };
+  BoundedQueue<Read> windows(1);
+  BoundedQueue<Translated> batches(4);
+  const auto read = [&](bool more, int64_t lines) {
+    try {
+      while (more) {
+        auto window = read_window(next, lines, prefix, options);
+        lines += window->lines, more = window->full;
+        if (!windows.push({std::move(window), {}})) return;
       }
-      lines.push_back(std::move(*line));
+    } catch (...) {
+      windows.push({{}, std::current_exception()});
     }
-    if (lines.empty()) return;
-    const int64_t count = static_cast<int64_t>(lines.size());
-    ids.assign(lines.size(), {});
-    impl_->pool.parallel_for(count, 16, [&](int64_t begin, int64_t end, int) {
-      for (int64_t i = begin; i < end; ++i)
-        tokenizer.encode(Side::kSource, lines[static_cast<size_t>(i)], &ids[static_cast<size_t>(i)]);
-    });
-    empty.assign(lines.size(), 0);
-    std::vector<GenerateInput> inputs;
-    std::vector<int64_t> line_of;  // of an input
-    for (int64_t i = 0; i < count; ++i) {
-      std::vector<int32_t>& sentence = ids[static_cast<size_t>(i)];
-      if (sentence.empty()) {  // nothing but white space
-        empty[static_cast<size_t>(i)] = 1;
-        continue;
+    windows.finish();
+  };
+  const auto run = [&] {
+    try {
+      while (std::optional<Read> read = windows.pop()) {
+        if (read->error) std::rethrow_exception(read->error);
+        if (!batches.push({read->window, 0, {}, {}})) return;
+        for (size_t g = 0; g < read->window->groups.size(); ++g)
+          if (!batches.push({{}, g, translate_group(*read->window, g, options), {}})) return;
       }
-      sentence.push_back(tokenizer.eos_id(Side::kSource));
-      if (static_cast<int64_t>(sentence.size()) > most) {
-        notice(fmt::format("line {}: {} tokens, but the model has {} positions: the rest was cut off", first + i + 1,
-                           sentence.size(), most));
-        cut_to(sentence, most);
-      }
-      inputs.push_back({sentence, prefix, static_cast<uint64_t>(first + i)});
-      line_of.push_back(i);
+    } catch (...) {
+      batches.push({{}, 0, {}, std::current_exception()});
     }
-    // Lines go out as soon as all before them are done.
-    std::vector<std::vector<Translation>> ready(lines.size());
-    std::vector<uint8_t> is_ready = empty;
-    for (int64_t i = 0; i < count; ++i)
-      if (empty[static_cast<size_t>(i)]) ready[static_cast<size_t>(i)].push_back({});
-    int64_t emitted = 0;
-    const auto emit = [&] {
-      for (; emitted < count && is_ready[static_cast<size_t>(emitted)]; ++emitted) {
-        result(first + emitted, ready[static_cast<size_t>(emitted)]);
-        ready[static_cast<size_t>(emitted)] = {};
-      }
-    };
-    emit();
-    generate_all(*impl_->generator, inputs, options.generate, options.batch_tokens,
-                 [&](std::span<const int64_t> group, const HypothesisLists& lists) {
-                   HypothesisLists mine;
-                   for (const int64_t i : group) mine.push_back(lists[static_cast<size_t>(i)]);
-                   auto texts = detokenise(mine, tokenizer, impl_->pool);
-                   for (size_t i = 0; i < group.size(); ++i) {
-                     const size_t line = static_cast<size_t>(line_of[static_cast<size_t>(group[i])]);
-                     ready[line] = std::move(texts[i]);
-                     is_ready[line] = 1;
-                   }
-                   emit();
-                 });
-    if (count < options.window_lines) return;
+    batches.finish();
+  };
+  const bool more = first->full;
+  const int64_t lines = first->lines;
+  windows.push({std::move(first), {}});
+  std::thread reader(read, more, lines), runner;
+  struct Joining {  // whatever happens here
+    std::function<void()> body;
+    ~Joining() { body(); }
+  } joining{[&] {
+    windows.stop(), batches.stop();
+    reader.join();
+    if (runner.joinable()) runner.join();
+  }};
+  runner = std::thread(run);
+  std::optional<Outlet> outlet;
+  while (std::optional<Translated> t = batches.pop()) {
+    if (t->error) std::rethrow_exception(t->error);
+    if (t->window)
+      outlet.emplace(*this, result, std::move(t->window));
+    else
+      outlet->take(t->group, std::move(t->lists));
   }
 }
 

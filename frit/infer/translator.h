@@ -18,11 +18,10 @@
 namespace frit {
 
 // Translates many sentences: batches of at most batch_tokens source tokens, sentences of like length together, longest
-// first. Results are in the order of sources. done, if given, is called after each batch with its sentences' positions.
+// first. Results are in the order of inputs.
 using HypothesisLists = std::vector<std::vector<Hypothesis>>;
 HypothesisLists generate_all(Generator& generator, std::span<const GenerateInput> inputs,
-                             const GenerateOptions& options, int64_t batch_tokens,
-                             const std::function<void(std::span<const int64_t>, const HypothesisLists&)>& done = {});
+                             const GenerateOptions& options, int64_t batch_tokens);
 
 // Sources of a token file's first `limit` sentences (0: all), for validation during training.
 std::vector<std::vector<int32_t>> read_sources(const TokenFile& file, int64_t limit = 0);
@@ -35,8 +34,8 @@ std::vector<std::string> translate_ids(Generator& generator, const Tokenizer& to
 
 // Where a Translator's model lies and runs, and in which numbers.
 struct TranslatorDevice {
-  std::string device = "cpu";  // "cpu"; "cuda"; in a build without CUDA "simulator", which is slow and for tests
-  std::string dtype = "fp32";  // of weights and activations: fp32, on a GPU also fp16 and bf16
+  std::string device = "cpu";       // "cpu"; "cuda"; in a build without CUDA "simulator", which is slow and for tests
+  std::string dtype = "fp32";       // of weights and activations: fp32, on a GPU also fp16 and bf16
   GeneratorOptions generator = {};  // on a GPU
 };
 // The GPU of that name; none for "cpu". Errors: frit::Error if this build or machine has none such, or for another
@@ -49,6 +48,7 @@ Precision decoding_precision(std::string_view dtype, bool on_gpu);
 struct TranslateOptions {
   GenerateOptions generate;
   int64_t batch_tokens = 2048;  // source tokens of a batch
+  int64_t batch_sentences = 0;  // sentences of a batch at most; 0: any number
   int64_t window_lines = 2048;  // lines read before they are sorted into batches; bounds the delay and the memory
   InvalidUtf8 invalid_utf8 = InvalidUtf8::kError;  // kSkip: a notice, and an empty line in the output
   std::string prefix;                              // text that every translation begins with
@@ -79,7 +79,11 @@ class Translator {
   std::string translate(std::string_view text, const TranslateOptions& options);
   std::string translate(std::string_view text) { return translate(text, default_options()); }
 
-  // Pulls lines until next returns none, and hands each line's translations on in the order of the lines.
+  // Pulls lines until next returns none, and hands each line's translations on in the order of the lines, as soon as
+  // all before it are done. Lines are read, tokenised, translated and made text of at the same time: behind the first
+  // window next is called from another thread, at most two windows ahead of the one that is translated; result is
+  // called here. An error, whose ever it is, ends everything in the order of the lines: what lies in windows before it
+  // is handed on. If result throws, this returns when next does.
   using NextLine = std::function<std::optional<std::string>()>;
   using Result = std::function<void(int64_t line, const std::vector<Translation>&)>;  // line counts from 0
   void translate(const NextLine& next, const Result& result, const TranslateOptions& options);
@@ -90,11 +94,17 @@ class Translator {
   std::function<void(std::string_view)> on_notice;
 
   Generator& generator();
+  int64_t weight_bytes() const;  // of the model, where it lies
   const Tokenizer& tokenizer() const;
   const TransformerConfig& config() const;
 
  private:
   struct Impl;
+  struct Window;
+  class Outlet;
+  std::shared_ptr<const Window> read_window(const NextLine& next, int64_t first, std::span<const int32_t> prefix,
+                                            const TranslateOptions& options);
+  HypothesisLists translate_group(const Window& window, size_t group, const TranslateOptions& options);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <sstream>
 
 #include "frit/data/test_corpus.h"
@@ -112,6 +113,58 @@ TEST_F(Translating, StreamKeepsOrderWhateverTheBatches) {
       EXPECT_FALSE(std::getline(result, line));
     }
   EXPECT_TRUE(notices.empty());
+}
+
+// What lies in windows before an error is handed on, whoever it comes from; nothing hangs.
+TEST_F(Translating, ErrorsComeInTheOrderOfTheLines) {
+  const auto lines = made_up_lines(false, 30, 3);
+  options.window_lines = 4, options.batch_tokens = 20;
+  for (const size_t bad : {0u, 3u, 13u, 29u}) {
+    SCOPED_TRACE(bad);
+    size_t at = 0;
+    std::vector<int64_t> seen;
+    const auto next = [&]() -> std::optional<std::string> {
+      if (at == bad) throw std::runtime_error("no more of this");
+      return lines[at++];
+    };
+    const auto result = [&](int64_t line, const std::vector<Translation>&) { seen.push_back(line); };
+    try {
+      translator.translate(next, result, options);
+      ADD_FAILURE() << "no error";
+    } catch (const std::runtime_error& e) {
+      EXPECT_STREQ(e.what(), "no more of this");
+    }
+    ASSERT_EQ(seen.size(), bad / 4 * 4);
+    for (size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], static_cast<int64_t>(i));
+  }
+  // The one who takes the results stops.
+  size_t at = 0, taken = 0;
+  EXPECT_THROW(
+      translator.translate([&]() -> std::optional<std::string> { return lines[at++ % lines.size()]; },  // has no end
+                           [&](int64_t, const std::vector<Translation>&) {
+                             if (++taken == 9) throw std::logic_error("enough");
+                           },
+                           options),
+      std::logic_error);
+  EXPECT_EQ(taken, 9u);
+  EXPECT_EQ(translator.translate(lines[0], options), translator.translate(lines[0], options));  // still works
+}
+
+// Reading is never more than a few windows ahead of what is handed on.
+TEST_F(Translating, ReadsAheadWithinBounds) {
+  const auto lines = made_up_lines(false, 10, 3);
+  options.window_lines = 3, options.batch_tokens = 12;
+  std::atomic<int64_t> read = 0;
+  int64_t most = 0;
+  translator.translate(
+      [&]() -> std::optional<std::string> {
+        return read < 120 ? std::optional(lines[static_cast<size_t>(read++ % 10)]) : std::nullopt;
+      },
+      [&](int64_t line, const std::vector<Translation>&) { most = std::max(most, read - line); }, options);
+  EXPECT_EQ(read, 120);
+  // One window is handed on; up to four batches wait to be, and one is translated: of five more windows at most; one
+  // waits and one is read.
+  EXPECT_LE(most, 8 * 3);
 }
 
 TEST_F(Translating, EmptyLinesStayEmpty) {

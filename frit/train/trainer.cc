@@ -653,7 +653,7 @@ TrainResult Trainer::Impl::train() {
   batcher.emplace(train_file, train_batches(config, train_file, *tokenizer), &*tokenizer);
   say("Batches: " + batcher->counts().to_string(batcher->options()));
   if (!config.data.valid_source.empty())
-    validation = std::make_unique<Validation>(config, sizes, *tokenizer, std::move(valid_file), pool, sink);
+    validation = std::make_unique<Validation>(config, sizes, *tokenizer, std::move(valid_file), pool, gpu.get(), sink);
   if (stop_requested()) return stopped_preparing();
   state.tokenizer_hash = tokenizer->hash();
   state.train_hash = train_file.body_hash();

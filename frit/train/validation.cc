@@ -25,13 +25,15 @@ GenerateOptions search_options(const TrainConfig& config, const TransformerConfi
 }  // namespace
 
 Validation::Validation(const TrainConfig& config, const TransformerConfig& sizes, const Tokenizer& tokenizer,
-                       TokenFile file, ThreadPool& pool, const Say& say)
+                       TokenFile file, ThreadPool& pool, Gpu* gpu, const Say& say)
     : sizes_(sizes),
       tokenizer_(tokenizer),
       search_(config.validation.bleu ? search_options(config, sizes) : GenerateOptions{}),
       file_(std::move(file)),
       batcher_(file_, valid_batches(config, sizes, file_)),
-      context_(pool, memory_) {
+      gpu_(gpu),
+      memory_(gpu),
+      context_(pool, memory_, gpu) {
   if (batcher_.counts().used() != batcher_.counts().sentences)
     say("Validation: " + batcher_.counts().to_string(batcher_.options()));
   if (config.validation.bleu) read_sentences(config, say);
@@ -66,35 +68,30 @@ void Validation::plan(TrainingStep& step) {
   for (const BatchSize& size : batches) step.plan(TrainingStep::Kind::kEvaluate, size);
 }
 
-// The weights that the model computes with now, which need not be those of its master, widened into host_.
-void Validation::copy_to_host(const Transformer& model) {
-  if (!host_) host_ = std::make_unique<Transformer>(model.config(), Transformer::Options{});
-  if (!model.logits_bias_values().empty()) host_->set_logits_bias(model.logits_bias_values());
-  const Workspace& from = model.workspace();
-  float* to = host_->workspace().parameters().data<float>();
-  const Tensor p = from.parameters();
-  if (p.dtype() == DType::kF32) return from.read(p, to);
-  std::vector<uint16_t> stored(static_cast<size_t>(p.numel()));
-  from.read(p, stored.data());
-  for (size_t i = 0; i < stored.size(); ++i)
-    to[i] = p.dtype() == DType::kBF16 ? static_cast<float>(bfloat16::from_bits(stored[i]))
-                                      : static_cast<float>(float16::from_bits(stored[i]));
+// Source tokens that are translated at once. On a GPU keys and values must fit beside what training holds: with at most
+// a sentence for every 16 tokens, and outputs of at most twice their sources and some positions more, these are no more
+// than 10 positions a token and beam.
+int64_t Validation::translated_tokens(const Transformer& model) const {
+  int64_t tokens = gpu_ ? 4096 : 2048;
+  const auto free = gpu_ ? static_cast<int64_t>(gpu_->bytes_free()) : 0;  // 0: not known
+  const int64_t position = sizes_.decoder_layers * 2 * sizes_.d_model * size_of(model.workspace().parameters().dtype());
+  while (free > 0 && tokens > 64 && 10 * tokens * search_.beam * position > free / 2) tokens /= 2;
+  return tokens;
 }
 
 // The model's translations of the sentences; nothing if stopping was asked for before they were done.
 std::optional<std::vector<std::string>> Validation::translate(Transformer& model,
                                                               const std::function<bool()>& stop_requested) {
-  // The weights have changed since the last validation. Translating is the CPU's work: what lies on a GPU is copied.
-  if (model.workspace().device()) copy_to_host(model);
   if (generator_)
-    generator_->refresh();
+    generator_->refresh();  // the weights have changed since the last validation
   else
-    generator_ = std::make_unique<Generator>(context_, host_ ? *host_ : model);
+    generator_ = std::make_unique<Generator>(context_, model);
+  const int64_t tokens = translated_tokens(model);
   std::vector<int64_t> lengths;
   for (const auto& ids : ids_) lengths.push_back(static_cast<int64_t>(ids.size()));
   std::vector<std::string> texts(ids_.size());
   std::vector<GenerateInput> inputs;
-  for (const auto& group : plan_inference_batches(lengths, 2048)) {
+  for (const auto& group : plan_inference_batches(lengths, tokens, gpu_ ? std::max<int64_t>(1, tokens / 16) : 0)) {
     if (stop_requested()) return std::nullopt;
     inputs.clear();
     for (const int64_t i : group) inputs.push_back({.source = ids_[static_cast<size_t>(i)], .prefix = {}});
@@ -122,6 +119,7 @@ std::optional<ValidationResult> Validation::run(TrainingStep& step, Transformer&
   ValidationResult result;
   if (!ids_.empty()) {
     auto texts = translate(model, stop_requested);
+    if (gpu_) generator_.reset();  // training has its memory again
     if (!texts) return std::nullopt;
     result.translations = std::move(*texts);
     result.bleu = corpus_bleu(result.translations, references_).score;

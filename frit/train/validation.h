@@ -31,10 +31,11 @@ struct ValidationResult {
 class Validation {
  public:
   // Takes the text's token file and batches all of it; with validation.bleu reads the sentences that are translated
-  // from the text itself. say hears what does not fit the model. tokenizer and pool must outlive this. Errors:
+  // from the text itself. say hears what does not fit the model. The model is translated with where
+  // it lies: on gpu, if there is one. tokenizer, pool and gpu must outlive this. Errors:
   // frit::Error if the text cannot be read or the search's settings do not suit the model.
   Validation(const TrainConfig& config, const TransformerConfig& sizes, const Tokenizer& tokenizer, TokenFile file,
-             ThreadPool& pool, const Say& say);
+             ThreadPool& pool, Gpu* gpu, const Say& say);
   ~Validation();
   Validation(const Validation&) = delete;
   Validation& operator=(const Validation&) = delete;
@@ -52,8 +53,8 @@ class Validation {
 
  private:
   void read_sentences(const TrainConfig& config, const Say& say);
-  void copy_to_host(const Transformer& model);
   std::optional<std::vector<std::string>> translate(Transformer& model, const std::function<bool()>& stop_requested);
+  int64_t translated_tokens(const Transformer& model) const;
 
   const TransformerConfig sizes_;
   const Tokenizer& tokenizer_;
@@ -65,9 +66,9 @@ class Validation {
   // The sentences that are translated.
   std::vector<std::vector<int32_t>> ids_;
   std::vector<std::string> sources_, references_;
+  Gpu* gpu_;
   Memory memory_;
   Context context_;
-  std::unique_ptr<Transformer> host_;  // of a model that lies on a GPU
   std::unique_ptr<Generator> generator_;
 };
 

@@ -27,7 +27,7 @@ struct Batch {
   std::vector<std::vector<int>> sequences;
   int ngram = 0, min_length = 0, min_new = 0, forced_bos = -1, forced_eos = -1, early = 0;
   bool bound = false;
-  float penalty = 1;
+  float penalty = 1, diversity = 0;
   unsigned seed = 1;
 };
 
@@ -187,7 +187,9 @@ class Oracle {
     std::vector<Candidate> pool;
     for (int b = 0; b < k; ++b) {
       const int from = begun ? b : 0;
+      int j = 0;
       for (Candidate c : candidates(row + from, base + from, prompt, max_length)) {
+        c.value -= b_.diversity * static_cast<float>(j++);
         c.value += number(in_.at("scores"), base + b), c.parent = b;
         pool.push_back(c);
       }
@@ -342,6 +344,7 @@ OpCase make(const std::string& name, const Batch& b) {
   add("settings", DType::kI32, {static_cast<int64_t>(settings.size())},
       [&](int64_t i) { return settings[static_cast<size_t>(i)]; });
   add("numbers", DType::kF32, {kSearchNormalisers + P + 1}, [&](int64_t i) {
+    if (i == kSearchDiversity) return static_cast<double>(b.diversity);
     return i == kSearchPenalty ? b.penalty : 1.0 + 0.25 * static_cast<double>(i - kSearchNormalisers);
   });
   std::vector<int> order(static_cast<size_t>(S));
@@ -455,7 +458,13 @@ std::vector<OpCase> search_step_cases() {
         b.position = position, b.token_scores = position == 4;
         add("beam", b);
       }
-      b.same = 1, b.never = 0.5f;
+      for (const int position : {0, 4}) {
+        b.position = position, b.diversity = 0.75f;
+        add("diverse", b);
+      }
+      b.position = 7, b.same = 1, b.never = 0.5f;
+      add("diverse_ties", b);
+      b.diversity = 0;
       add("ties", b);
       b.never = 1;
       add("banned", b);

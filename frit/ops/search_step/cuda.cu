@@ -97,7 +97,7 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
   // A step is a chain of short accesses: whatever needs no other comes at once, first what needs nothing, then what
   // needs to know the sentence.
   const int position = load(s.position, 0), live = load(s.live, 0), sentence = load(s.live_sentence, entry);
-  const float penalty = load(x.numbers, kSearchPenalty);
+  const float penalty = load(x.numbers, kSearchPenalty), diversity = load(x.numbers, kSearchDiversity);
   const int32_t setting = me < x.held ? load(x.settings, me) : 0;
   float first_logit = 0, first_lse = 0;
   int first_token = 0;
@@ -146,11 +146,12 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
         store(pool_values, b * x.keep + rank, value);
         store(pool_tokens, b * x.keep + rank, token);
         if (!x.beam) return;
+        const float joined = sub_rn(value, mul_rn(diversity, static_cast<float>(rank)));
         // At the first choice all beams are one; the others' sums keep them from being chosen twice.
         FRIT_UNROLL_BY(1)
         FRIT_UNROLL_BY(1)
         for (int parent = b; parent < (begun ? b + 1 : k); ++parent)
-          store(sums, parent * x.kept + rank, without_nan(add_rn(value, load(old_scores, parent))));
+          store(sums, parent * x.kept + rank, without_nan(add_rn(joined, load(old_scores, parent))));
       };
       if (forced >= 0) {
         FRIT_UNROLL_BY(1)

@@ -60,6 +60,7 @@ enum SearchSetting : int {
 // And f32 [kSearchNormalisers + longest + 1].
 enum SearchNumber : int {
   kSearchPenalty,      // of tokens that are there already; 1: none
+  kSearchDiversity,    // what the j-th best candidate of a row loses j times before the rows of a sentence are compared
   kSearchNormalisers,  // what a score of n generated tokens is divided by, n from 0
 };
 

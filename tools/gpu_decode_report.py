@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Joins what tools/gpu_decode.sh measured: decoding by Frit and by PyTorch's transformers on one GPU, side by side.
+
+gpu_decode_report.py agree --results FOLDER --beam N   counts sentences whose ids differ: GPU against CPU, and against transformers; ends with 1 if any does
+gpu_decode_report.py halves --results FOLDER           what 16 bits change, and whether --products rows gives every batch the same; ends with 1 if not
+gpu_decode_report.py join --results FOLDER --out bench/results/gpu-decode.json
+gpu_decode_report.py --table FILE.json                 prints Markdown tables for docs/benchmarks.md
+
+Times of fixed lengths are medians of whole calls, in ms. Memory of Frit: weights, keys and values, state, temporaries and what the GPU's libraries hold; of
+PyTorch: what its allocator had allocated at most.
+"""
+import argparse, json, os, pathlib, sys
+
+GOALS = {"mt-base-32x32-beam4-b1": 8, "mt-base-32x32-beam4-b8": 8.5, "mt-base-32x32-beam4-b32": 10, "mt-base-32x32-beam4-b128": 16, "mt-big-32x32-beam4-b1": 11,
+         "mt-big-32x32-beam4-b32": 17}
+
+
+def read(path, default=None):
+    return json.loads(path.read_text()) if path.exists() else default
+
+
+def write(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(part, path)
+
+
+def lines_of(path):
+    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else None
+
+
+def objects(path):
+    """All JSON objects of a text, whatever lies between them."""
+    text, decoder, at, found = path.read_text(errors="replace") if path.exists() else "", json.JSONDecoder(), 0, []
+    while (at := text.find("{", at)) >= 0:
+        try:
+            value, at = decoder.raw_decode(text, at)
+            found.append(value)
+        except ValueError:
+            at += 1
+    return found
+
+
+def differing(a, b):
+    """Numbers of the lines that differ, from 1. All if the files have not the same number of lines."""
+    if len(a) != len(b):
+        return list(range(1, max(len(a), len(b)) + 1))
+    return [i + 1 for i, (x, y) in enumerate(zip(a, b)) if x != y]
+
+
+def put(path, row, key):
+    rows = [r for r in read(path, []) if r[key] != row[key]]
+    write(path, rows + [row])
+    print(json.dumps(row))
+
+
+def agree(a):
+    text = a.results / "text"
+    gpu, cpu, torch = (lines_of(text / f"{name}_beam{a.beam}") for name in ("gpu", "cpu", "torch"))
+    row = {"beam": a.beam}
+    if gpu is None:
+        sys.exit(f"beam {a.beam}: the GPU's translations are not there")
+    row["sentences"] = len(gpu)
+    for name, other in (("cpu", cpu), ("transformers", torch)):
+        if other is not None:
+            row[f"differ_from_{name}"] = differing(gpu, other)
+    put(a.results / "agree.json", row, "beam")
+    sys.exit(any(row.get(f"differ_from_{name}") for name in ("cpu", "transformers")))
+
+
+def halves(a):
+    text, bad = a.results / "text", False
+    whole = lines_of(text / "fp32")
+    for dtype in ("fp32", "fp16", "bf16"):
+        mine, rows, small = (lines_of(text / f"{dtype}{tail}") for tail in ("", "_rows", "_rows_small"))
+        if mine is None or whole is None:
+            continue
+        bleu = objects(a.results / "logs" / f"bleu_{dtype}.log")
+        row = {"dtype": dtype, "sentences": len(mine), "differ_from_fp32": len(differing(mine, whole)), "bleu": bleu[-1].get("bleu") if bleu else None}
+        if rows is not None and small is not None:
+            row["rows_differ_between_batches"] = len(differing(rows, small))
+            bad = bad or row["rows_differ_between_batches"] > 0
+        put(a.results / "halves.json", row, "dtype")
+    sys.exit(bad)
+
+
+def mib(row):
+    return round(sum(row.get(k, 0) for k in ("weights_mib", "cache_mib", "state_mib", "arena_mib", "library_mib")), 1)
+
+
+def join(a):
+    r = a.results
+    result = {"what": "decoding on a GPU, beside PyTorch's transformers, one run of tools/gpu_decode.sh", "machine": read(r / "machine.json", {})}
+    if (r / "tests.txt").exists():
+        result["tests"] = {name: "passed" if code == "0" else f"exit code {code}" for name, code in map(str.split, (r / "tests.txt").read_text().splitlines())}
+    for name in ("agree", "halves"):
+        if (rows := read(r / f"{name}.json")) is not None:
+            result[name] = rows
+    ours = {row["case"]: row for row in objects(r / "logs" / "rows.log") if "case" in row}
+    theirs = {row["case"]: row for row in read(r / "torch_rows.json", [])}
+    result["rows"] = []
+    for case in dict.fromkeys([*ours, *theirs]):
+        row = {"case": case, "goal_ms": GOALS.get(case), "frit": ours.get(case), "transformers": theirs.get(case)}
+        if row["frit"]:
+            row["frit"]["mib"] = mib(row["frit"])
+            if row["transformers"] and "ms" in row["transformers"]:
+                row["times"] = round(row["transformers"]["ms"] / row["frit"]["ms"], 2)
+        result["rows"].append(row)
+    text = objects(r / "logs" / "text.log")
+    err = r / "logs" / "disk.err"
+    result["text"] = {"frit": text[-1] if text else None, "disk_to_disk": err.read_text().strip().splitlines()[-1:] if err.exists() else None,
+                      "transformers": (read(r / "torch_text.json") or [None])[0]}
+    survivors = objects(r / "logs" / "survivors.log")
+    if survivors:
+        result["survivors"] = {k: survivors[-1].get(k) for k in ("survivors_mean", "survivors_most", "survivors_rows", "beam", "sentences", "dtype")}
+    hars, torch_hars = read(r / "hars.json"), read(r / "torch_hars.json")
+    if hars or torch_hars:
+        result["hars"] = {"frit": hars, "torch": torch_hars}
+    write(a.out, result)
+    print(table(result))
+
+
+def number(value, form="{:.2f}"):
+    return "" if value is None else form.format(value)
+
+
+def table(result):
+    out = []
+    if result.get("tests"):
+        failed = [k for k, v in result["tests"].items() if v != "passed"]
+        out.append(f"tests: {len(result['tests'])} programs and tables, " + (f"failed: {', '.join(failed)}" if failed else "all passed"))
+    if result.get("agree"):
+        out += ["", "| beam | sentences | fp32: differ from the CPU | from transformers |", "|---|---|---|---|"]
+        count = lambda row, name: len(row[f"differ_from_{name}"]) if f"differ_from_{name}" in row else ""
+        out += [f"| {r['beam']} | {r['sentences']} | {count(r, 'cpu')} | {count(r, 'transformers')} |" for r in sorted(result["agree"], key=lambda r: r["beam"])]
+    if result.get("halves"):
+        out += ["", "| dtype | sentences | differ from fp32 | BLEU | --products rows: differ between batch sizes |", "|---|---|---|---|---|"]
+        out += [f"| {r['dtype']} | {r['sentences']} | {r['differ_from_fp32']} ({100 * r['differ_from_fp32'] / max(1, r['sentences']):.1f} %) | {number(r['bleu'])} | "
+                f"{r.get('rows_differ_between_batches', '')} |" for r in result["halves"]]
+    if result.get("rows"):
+        out += ["", "| case | Frit, ms | goal | transformers, ms | times | Frit, MiB | transformers, MiB |", "|---|---|---|---|---|---|---|"]
+        for r in result["rows"]:
+            f, t = r["frit"] or {}, r["transformers"] or {}
+            out.append(f"| {r['case']} | {number(f.get('ms'))} | {r['goal_ms'] or ''} | {number(t.get('ms')) or t.get('error', '')} | {number(r.get('times'))} | "
+                       f"{f.get('mib', '')} | {t.get('peak_mib') or ''} |")
+    f, t = result["text"]["frit"], result["text"]["transformers"]
+    if f or t:
+        f, t = f or {}, t or {}
+        out += ["", "| the test set | Frit | transformers |", "|---|---|---|"]
+        for title, key in (("output tokens/s, all at once", "output_tokens_per_s"), ("one by one, p50, ms", "latency_ms_p50"), ("p99, ms", "latency_ms_p99")):
+            out.append(f"| {title} | {number(f.get(key))} | {number(t.get(key))} |")
+        out.append(f"| GPU memory, MiB | {number(f.get('gpu_mib'))} | {number(t.get('peak_mib'))} |")
+        if result["text"].get("disk_to_disk"):
+            out.append(f"\nA long file from disk to disk: {result['text']['disk_to_disk'][0]}")
+    if result.get("survivors"):
+        s = result["survivors"]
+        out.append(f"\nHARS keeps {number(s['survivors_mean'])} logits a row on the mean, {number(s['survivors_most'], '{:.0f}')} at most, of {s['survivors_rows']} rows (beam {s['beam']}).")
+    if result.get("hars"):
+        out += ["", "| selection | us |", "|---|---|"]
+        out += [f"| Frit {r['case']} | {number(r.get('us'))} |" for r in result["hars"]["frit"] or [] if "us" in r]
+        out += [f"| PyTorch {r['shape']}, {r['how']} | {number(r.get('us_median')) or r.get('error', '')} |" for r in result["hars"]["torch"] or []]
+    return "\n".join(out)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("what", nargs="?", choices=["agree", "halves", "join"])
+    p.add_argument("--results", type=pathlib.Path)
+    p.add_argument("--beam", type=int)
+    p.add_argument("--out", type=pathlib.Path)
+    p.add_argument("--table", type=pathlib.Path)
+    a = p.parse_args()
+    if a.table:
+        print(table(read(a.table)))
+    elif not a.what or not a.results:
+        p.error("give agree, halves or join with --results, or --table FILE")
+    else:
+        {"agree": agree, "halves": halves, "join": join}[a.what](a)
+
+
+if __name__ == "__main__":
+    main()
