@@ -59,7 +59,7 @@ struct Row {
   FRIT_DEVICE int column(int v) const { return v * N - shift; }
   // What lies outside of the row is -inf.
   FRIT_DEVICE Vec<T, N> load(int v) const { return load_span<N>(at, column(v), columns, convert<T>(-INFINITY)); }
-  // The vectors v + u * kThreads of the thread's, -inf where there is none. The last one may lie in the row in part.
+  // The whole ones of the vectors v + u * kThreads; -inf for others.
   FRIT_DEVICE void load_batch(int v, Vec<T, N> (&x)[kBatch<T>]) const {
     FRIT_UNROLL
     for (int u = 0; u < kBatch<T>; ++u) {
@@ -70,13 +70,13 @@ struct Row {
         for (int i = 0; i < N; ++i) x[u][i] = convert<T>(-INFINITY);
       }
     }
-    const int last = vectors - 1, behind = last - v;
-    if (last >= whole_end && behind >= 0 && behind < kBatch<T> * kThreads && behind % kThreads == 0) {
-      const Vec<T, N> part = load(last);
-      FRIT_UNROLL
-      for (int u = 0; u < kBatch<T>; ++u)
-        if (u == behind / kThreads) x[u] = part;
-    }
+  }
+  // For which u that is the row's last vector, if that is not whole; -1: for none.
+  FRIT_DEVICE int partial_in_batch(int v) const {
+    const int behind = vectors - 1 - v;
+    return vectors > whole_end && behind >= 0 && behind < kBatch<T> * kThreads && behind % kThreads == 0
+               ? behind / kThreads
+               : -1;
   }
   // f(v) for the vectors of thread `owner`: each `step`-th from the `first`-th on.
   template <typename F>
@@ -119,41 +119,47 @@ template <int N>
 struct Scan {
   float top = -INFINITY;
   float slots[N] = {};
+  float batch[N] = {};  // sums that slots take next
   template <typename T>
   FRIT_DEVICE void add(const Vec<T, N>& x, float about) {
     FRIT_UNROLL
     for (int i = 0; i < N; ++i) {
       const float v = widen(x[i]);
       top = fmaxf(top, v);
-      slots[i] += exp2_fast(fmaf(v, kLog2E, -about));
+      batch[i] += exp2_fast(fmaf(v, kLog2E, -about));
     }
   }
-  // Takes the sums of slots [begin, end), which begin anew.
-  FRIT_DEVICE void take(Scan& part, int begin, int end) {
-    top = fmaxf(top, part.top);
+  // Slots [begin, end) take their batch, which begins anew.
+  FRIT_DEVICE void take(int begin, int end) {
     FRIT_UNROLL
     for (int i = 0; i < N; ++i)
-      if (i >= begin && i < end) slots[i] += part.slots[i], part.slots[i] = 0;
+      if (i >= begin && i < end) slots[i] += batch[i], batch[i] = 0;
   }
 };
 // A batch's sums are made apart and then added, so that another block may make them. A slot's batch is that of the
 // kBatch columns that it sums: where a row's first vector is not whole, the last thread's slots in it are one vector
 // ahead of the others.
 template <typename T>
-FRIT_DEVICE void add_batch(Scan<kVecOf<T>>& scan, Scan<kVecOf<T>>& part, const Vec<T, kVecOf<T>> (&x)[kBatch<T>],
+FRIT_DEVICE void add_batch(Scan<kVecOf<T>>& scan, const Row<T>& row, int v, const Vec<T, kVecOf<T>> (&x)[kBatch<T>],
                            float about, int ahead) {
-  constexpr int N = kVecOf<T>;
+  constexpr int N = kVecOf<T>, kLast = kBatch<T> - 1;
   FRIT_UNROLL
-  for (int u = 0; u < kBatch<T>; ++u) {
-    if (u == kBatch<T> - 1 && ahead < N) scan.take(part, ahead, N);
-    part.add(x[u], about);
-  }
-  scan.take(part, 0, ahead);
+  for (int u = 0; u < kLast; ++u) scan.add(x[u], about);
+  // The vectors behind the row's last one have added zeros.
+  const int partial = row.partial_in_batch(v);
+  Vec<T, N> last;
+  if (partial >= 0) last = row.load(row.vectors - 1);
+  if (partial >= 0 && partial < kLast) scan.add(last, about);
+  if (ahead < N) scan.take(ahead, N);
+  scan.add(x[kLast], about);
+  if (partial == kLast) scan.add(last, about);
+  scan.take(0, ahead);
 }
 template <typename T>
 FRIT_DEVICE Scan<kVecOf<T>> rescan(const Row<T>& row, float about) {
   Scan<kVecOf<T>> scan;
   row.each_vector_of(thread_index(), 0, 1, [&](int v) { scan.add(row.load(v), about); });
+  scan.take(0, kVecOf<T>);
   return scan;
 }
 
@@ -357,16 +363,15 @@ beam_select_forward_groups_kernel(Global<const T> logits, int64_t stride, int co
   const float first = first_logit(row);
   row.load_batch(row.whole_begin + me, x);
   const Reference reference = reference_of(first);
-  Scan<N> scan, part;
-  const bool begins = row.whole_begin > 0 && me == kThreads - 1;
-  if (begins) part.add(row.load(0), reference.about);
+  Scan<N> scan;
+  if (row.whole_begin > 0 && me == kThreads - 1) scan.add(row.load(0), reference.about);
   for (int v = row.whole_begin + me;;) {
-    add_batch<T>(scan, part, x, reference.about, begins ? row.shift : N);
+    add_batch<T>(scan, row, v, x, reference.about, row.shift > 0 && me == kThreads - 1 ? row.shift : N);
     v += kBatch<T> * kThreads;
     if (v >= row.vectors) break;
     row.load_batch(v, x);
   }
-  scan.take(part, 0, N);
+  scan.take(0, N);
   select_by_groups(row, scan, reference, r, count, groups, results);
 }
 
@@ -385,10 +390,11 @@ beam_select_forward_parts_kernel(Global<const T> logits, int64_t stride, int col
   const Row<T> row(logits + r * stride, columns);
   Vec<T, N> x[kBatch<T>];
   const float first = first_logit(row);
-  row.load_batch(p * kBatch<T> * kThreads + me, x);
+  const int v = p * kBatch<T> * kThreads + me;
+  row.load_batch(v, x);
   const Reference reference = reference_of(first);
-  Scan<N> scan, part;
-  add_batch<T>(scan, part, x, reference.about, N);
+  Scan<N> scan;
+  add_batch<T>(scan, row, v, x, reference.about, N);
   const int64_t mine = block_index() * kThreads + me;
   FRIT_UNROLL
   for (int i = 0; i < N; i += 4)
@@ -406,7 +412,7 @@ beam_select_forward_join_kernel(Global<const T> logits, int64_t stride, int colu
   const int64_t r = block_index();
   const Row<T> row(logits + r * stride, columns);
   const float first = first_logit(row);
-  Scan<N> scan, part;
+  Scan<N> scan;
   FRIT_UNROLL_BY(4)
   for (int p = 0; p < parts; ++p) {
     const int64_t theirs = (r * parts + p) * kThreads + thread_index();
@@ -414,10 +420,10 @@ beam_select_forward_join_kernel(Global<const T> logits, int64_t stride, int colu
     for (int i = 0; i < N; i += 4) {
       const Vec<float, 4> four = load_vec<4>(sums, theirs * N + i);
       FRIT_UNROLL
-      for (int e = 0; e < 4; ++e) part.slots[i + e] = four[e];
+      for (int e = 0; e < 4; ++e) scan.batch[i + e] = four[e];
     }
-    part.top = load(tops, theirs);
-    scan.take(part, 0, N);
+    scan.top = fmaxf(scan.top, load(tops, theirs));
+    scan.take(0, N);
   }
   select_by_groups(row, scan, reference_of(first), r, count, groups, results);
 }
