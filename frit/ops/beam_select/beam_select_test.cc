@@ -186,15 +186,21 @@ TEST(BeamSelect, BitsDoNotDependOnWhereARowLiesOnAGpu) {
 // How many blocks a row gets depends on how many rows there are; its bits must not. Rows of any alignment against one
 // in parts; lengths about the ends of parts.
 TEST(BeamSelect, BitsDoNotDependOnHowARowIsCutOnAGpu) {
+  const float infinity = std::numeric_limits<float>::infinity();
   for (DType dtype : {DType::kF32, DType::kBF16})
-    for (int64_t vocabulary : {int64_t{5}, int64_t{2049}, int64_t{8192}, int64_t{8193}, int64_t{16389}}) {
+    for (int64_t vocabulary :
+         {int64_t{5}, int64_t{2049}, int64_t{8192}, int64_t{8193}, int64_t{16389}, int64_t{-40003}}) {
+      // One of the sums that a row is made of counts alone, so that the order in it shows.
+      const bool sparse = vocabulary < 0;
+      if (sparse) vocabulary = -vocabulary;
+      const int64_t apart = sparse ? 256 * (dtype == DType::kF32 ? 4 : 8) : 1;
       GpuBench b;
       const int64_t stride = vocabulary + 8 - vocabulary % 8 + 1, rows = 5, count = 5;
       uint64_t state = 11;
       std::vector<float> x(rows * stride);
       std::vector<uint16_t> x16(x.size());
       for (int64_t i = 0; i < vocabulary; ++i) {
-        const float value = static_cast<float>(next(state) % 1000003) / 1000003.0f * 9 - 3;
+        const float value = i % apart == 0 ? static_cast<float>(next(state) % 1000003) / 1000003.0f * 9 - 3 : -infinity;
         for (int64_t r = 0; r < rows; ++r) x[r * stride + i] = value, x16[r * stride + i] = bfloat16(value).bits;
       }
       const Shape shape{rows, stride};

@@ -78,6 +78,14 @@ struct Row {
                ? behind / kThreads
                : -1;
   }
+  FRIT_DEVICE Vec<T, N> partial_vector() const {
+    const int begin = column(vectors - 1);
+    Vec<T, N> x;
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i)
+      x[i] = begin + i >= 0 && begin + i < columns ? simt::load(at, begin + i) : convert<T>(-INFINITY);
+    return x;
+  }
   // f(v) for the vectors of thread `owner`: each `step`-th from the `first`-th on.
   template <typename F>
   FRIT_DEVICE void each_vector_of(int owner, int first, int step, F&& f) const {
@@ -147,12 +155,10 @@ FRIT_DEVICE void add_batch(Scan<kVecOf<T>>& scan, const Row<T>& row, int v, cons
   for (int u = 0; u < kLast; ++u) scan.add(x[u], about);
   // The vectors behind the row's last one have added zeros.
   const int partial = row.partial_in_batch(v);
-  Vec<T, N> last;
-  if (partial >= 0) last = row.load(row.vectors - 1);
-  if (partial >= 0 && partial < kLast) scan.add(last, about);
+  if (partial >= 0 && partial < kLast) scan.add(row.partial_vector(), about);
   if (ahead < N) scan.take(ahead, N);
   scan.add(x[kLast], about);
-  if (partial == kLast) scan.add(last, about);
+  if (partial == kLast) scan.add(row.partial_vector(), about);
   scan.take(0, ahead);
 }
 template <typename T>
