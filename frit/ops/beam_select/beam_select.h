@@ -14,9 +14,9 @@ namespace frit {
 // and so this number, differ between CPU and GPU).
 // -inf logits come last; a NaN throws frit::Error. A GPU cannot throw for data: there the row's log-sum-exp is NaN, and
 // the NaN itself counts as -inf.
-// Cost: 1 launch; on a GPU each logit is read once (a few groups once more) and 2 barriers, 3 for a count above 16.
-// Errors: std::invalid_argument if count < 1 or count > V, or shapes differ.
-// Source: LightSeq (arXiv:2010.13887), section 3.2.
+// Cost: 1 launch, on a GPU 2 for few long rows; there each logit is read once (a few groups once more) and 2 barriers,
+// 3 for a count above 16. Errors: std::invalid_argument if count < 1 or count > V, or shapes differ. Source: LightSeq
+// (arXiv:2010.13887), section 3.2.
 void beam_select(Context& context, const Tensor& logits, int64_t count, const Tensor& values, const Tensor& columns,
                  const Tensor& lse, const Tensor& survivors);
 

@@ -183,6 +183,52 @@ TEST(BeamSelect, BitsDoNotDependOnWhereARowLiesOnAGpu) {
     }
 }
 
+// How many blocks a row gets depends on how many rows there are; its bits must not. Rows of any alignment against one
+// in parts; lengths about the ends of parts.
+TEST(BeamSelect, BitsDoNotDependOnHowARowIsCutOnAGpu) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (DType dtype : {DType::kF32, DType::kBF16})
+    for (int64_t vocabulary :
+         {int64_t{5}, int64_t{2049}, int64_t{8192}, int64_t{8193}, int64_t{16389}, int64_t{-40003}}) {
+      // One of the sums that a row is made of counts alone, so that the order in it shows.
+      const bool sparse = vocabulary < 0;
+      if (sparse) vocabulary = -vocabulary;
+      const int64_t apart = sparse ? 256 * (dtype == DType::kF32 ? 4 : 8) : 1;
+      GpuBench b;
+      const int64_t stride = vocabulary + 8 - vocabulary % 8 + 1, rows = 5, count = 5;
+      uint64_t state = 11;
+      std::vector<float> x(rows * stride);
+      std::vector<uint16_t> x16(x.size());
+      for (int64_t i = 0; i < vocabulary; ++i) {
+        const float value = i % apart == 0 ? static_cast<float>(next(state) % 1000003) / 1000003.0f * 9 - 3 : -infinity;
+        for (int64_t r = 0; r < rows; ++r) x[r * stride + i] = value, x16[r * stride + i] = bfloat16(value).bits;
+      }
+      const Shape shape{rows, stride};
+      const Tensor logits =
+          (dtype == DType::kF32 ? b.tensor(x, dtype, shape) : b.tensor(x16, dtype, shape)).columns(0, vocabulary);
+      std::vector<std::vector<uint32_t>> found;
+      const auto select = [&](const char* instance, const Tensor& from) {
+        b.context.force("beam_select_forward", instance);
+        const int64_t n = from.dim(0);
+        const Tensor v = b.tensor(std::vector<float>(n * count), DType::kF32, {n, count}),
+                     c = b.tensor(std::vector<int32_t>(n * count), DType::kI32, {n, count}),
+                     l = b.tensor(std::vector<float>(n), DType::kF32, {n});
+        beam_select(b.context, from, count, v, c, l, Tensor());
+        for (uint32_t lse : b.values<uint32_t>(l)) found.push_back({lse});
+        const auto values = b.values<uint32_t>(v), columns = b.values<uint32_t>(c);
+        for (int64_t r = 0; r < n; ++r) {
+          auto& row = found[found.size() - static_cast<size_t>(n - r)];
+          row.insert(row.end(), values.begin() + r * count, values.begin() + (r + 1) * count);
+          row.insert(row.end(), columns.begin() + r * count, columns.begin() + (r + 1) * count);
+        }
+      };
+      select("parts", logits.rows(0, 1));
+      select("groups", logits);
+      ASSERT_EQ(found.size(), 6u);
+      for (const auto& row : found) EXPECT_EQ(row, found[0]) << name_of(dtype) << " " << vocabulary;
+    }
+}
+
 TEST(BeamSelect, InfinitiesAndNanOnAGpu) {
   const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   for (const char* instance : {"groups", "radix"}) {

@@ -127,6 +127,15 @@ OpCase with_budget(int64_t rows, int64_t vocabulary, int64_t count, DType dtype)
   const int64_t first = kBeamSelectThreads * size_of(dtype);  // the first 32 logits, by every warp
   c.forward_gpu = {
       1, count <= 16 ? 2 : 3, rows * (vocabulary * size_of(dtype) + first + again), rows * (8 * count + 8), 0, 0};
+  if (const int64_t parts = beam_select_gpu_parts(vocabulary, size_of(dtype)); parts > 1) {
+    // Each part's block reads the first logits, and leaves n sums and a maximum a thread.
+    const int64_t left = rows * parts * kBeamSelectThreads * (n + 1) * 4;
+    c.forward_gpu.launches = 2;
+    c.forward_gpu.read_bytes += rows * parts * first + left;
+    c.forward_gpu.written_bytes += left;
+    c.forward_gpu.scratch_bytes = static_cast<int64_t>(align_up(rows * parts * kBeamSelectThreads * n * 4) +
+                                                       align_up(rows * parts * kBeamSelectThreads * 4));
+  }
   return c;
 }
 
@@ -197,6 +206,12 @@ std::vector<OpCase> beam_select_cases() {
     cases.push_back(
         on_gpu(4, 33, 8, dtype, fill_normal(), "", int64_t{1} << 30));  // the last row begins past 2^31 elements
     cases.push_back(with_budget(3, 8192, 8, dtype));
+    cases.push_back(with_budget(2, 16384, 8, dtype));
+    cases.push_back(with_budget(1, 24584, 20, dtype));
+    for (int64_t vocabulary : {8193, 16385}) {
+      cases.push_back(on_gpu(1, vocabulary, 8, dtype, fill_quickly, "/in_parts", 16392));
+      cases.back().forward_instances = {"groups", "parts"};
+    }
     cases.push_back(with_budget(2, 5000, 16, dtype));
     cases.push_back(with_budget(4, 2560, 1, dtype));
     cases.push_back(with_budget(2, 4096, 40, dtype));

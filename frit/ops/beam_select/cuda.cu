@@ -71,6 +71,21 @@ struct Row {
       }
     }
   }
+  // For which u that is the row's last vector, if that is not whole; -1: for none.
+  FRIT_DEVICE int partial_in_batch(int v) const {
+    const int behind = vectors - 1 - v;
+    return vectors > whole_end && behind >= 0 && behind < kBatch<T> * kThreads && behind % kThreads == 0
+               ? behind / kThreads
+               : -1;
+  }
+  FRIT_DEVICE Vec<T, N> partial_vector() const {
+    const int begin = column(vectors - 1);
+    Vec<T, N> x;
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i)
+      x[i] = begin + i >= 0 && begin + i < columns ? simt::load(at, begin + i) : convert<T>(-INFINITY);
+    return x;
+  }
   // f(v) for the vectors of thread `owner`: each `step`-th from the `first`-th on.
   template <typename F>
   FRIT_DEVICE void each_vector_of(int owner, int first, int step, F&& f) const {
@@ -112,20 +127,45 @@ template <int N>
 struct Scan {
   float top = -INFINITY;
   float slots[N] = {};
+  float batch[N] = {};  // sums that slots take next
   template <typename T>
   FRIT_DEVICE void add(const Vec<T, N>& x, float about) {
     FRIT_UNROLL
     for (int i = 0; i < N; ++i) {
       const float v = widen(x[i]);
       top = fmaxf(top, v);
-      slots[i] += exp2_fast(fmaf(v, kLog2E, -about));
+      batch[i] += exp2_fast(fmaf(v, kLog2E, -about));
     }
   }
+  // Slots [begin, end) take their batch, which begins anew.
+  FRIT_DEVICE void take(int begin, int end) {
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i)
+      if (i >= begin && i < end) slots[i] += batch[i], batch[i] = 0;
+  }
 };
+// A batch's sums are made apart and then added, so that another block may make them. A slot's batch is that of the
+// kBatch columns that it sums: where a row's first vector is not whole, the last thread's slots in it are one vector
+// ahead of the others.
+template <typename T>
+FRIT_DEVICE void add_batch(Scan<kVecOf<T>>& scan, const Row<T>& row, int v, const Vec<T, kVecOf<T>> (&x)[kBatch<T>],
+                           float about, int ahead) {
+  constexpr int N = kVecOf<T>, kLast = kBatch<T> - 1;
+  FRIT_UNROLL
+  for (int u = 0; u < kLast; ++u) scan.add(x[u], about);
+  // The vectors behind the row's last one have added zeros.
+  const int partial = row.partial_in_batch(v);
+  if (partial >= 0 && partial < kLast) scan.add(row.partial_vector(), about);
+  if (ahead < N) scan.take(ahead, N);
+  scan.add(x[kLast], about);
+  if (partial == kLast) scan.add(row.partial_vector(), about);
+  scan.take(0, ahead);
+}
 template <typename T>
 FRIT_DEVICE Scan<kVecOf<T>> rescan(const Row<T>& row, float about) {
   Scan<kVecOf<T>> scan;
   row.each_vector_of(thread_index(), 0, 1, [&](int v) { scan.add(row.load(v), about); });
+  scan.take(0, kVecOf<T>);
   return scan;
 }
 
@@ -236,38 +276,14 @@ struct Results {
   }
 };
 
-// A block a row: hierarchical selection.
+// Hierarchical selection in row r, behind the walk over it, for a block.
 template <typename T>
-FRIT_KERNEL(kThreads, 4)
-beam_select_forward_groups_kernel(Global<const T> logits, int64_t stride, int columns, int count, int groups,
-                                  Results results) {
-  let_next_start();
-  wait_for_previous();
-  constexpr int N = kVecOf<T>;
+FRIT_DEVICE void select_by_groups(const Row<T>& row, const Scan<kVecOf<T>>& scan, const Reference& reference, int64_t r,
+                                  int count, int groups, const Results& results) {
   const Shared<uint64_t> keys = shared_array<uint64_t>(kKeysAt);
   const Shared<float> maxima = shared_array<float>(kMaximaAt), threshold_at = shared_array<float>(kThresholdAt);
   const Shared<uint32_t> counter = shared_array<uint32_t>(kCounterAt);
-  const int me = thread_index();
-  const int64_t r = block_index();
-  const Row<T> row(logits + r * stride, columns);
-
-  // Maxima and sums, in one walk. The first batch is on its way before anything waits for the reference.
-  Vec<T, N> x[kBatch<T>];
-  const float first = first_logit(row);
-  row.load_batch(row.whole_begin + me, x);
-  const Reference reference = reference_of(first);
-  Scan<N> scan;
-  if (row.whole_begin > 0 && me == kThreads - 1) scan.add(row.load(0), reference.about);
-  for (int v = row.whole_begin + me;;) {
-    FRIT_UNROLL
-    for (int u = 0; u < kBatch<T>; ++u) scan.add(x[u], reference.about);
-    v += kBatch<T> * kThreads;
-    if (v >= row.whole_end) break;
-    row.load_batch(v, x);
-  }
-  if (const int last = row.vectors - 1;
-      last >= row.whole_end && last >= row.whole_begin && me == (last - row.whole_begin) % kThreads)
-    scan.add(row.load(last), reference.about);
+  const int me = thread_index(), columns = row.columns;
   if (me == 0) store(counter, 0, 0u);
   const bool few = groups == 32;
   const float group_top = few ? warp_max<8>(scan.top) : scan.top;
@@ -336,6 +352,88 @@ beam_select_forward_groups_kernel(Global<const T> logits, int64_t stride, int co
   }
 }
 
+// A block a row.
+template <typename T>
+FRIT_KERNEL(kThreads, 4)
+beam_select_forward_groups_kernel(Global<const T> logits, int64_t stride, int columns, int count, int groups,
+                                  Results results) {
+  let_next_start();
+  wait_for_previous();
+  constexpr int N = kVecOf<T>;
+  const int me = thread_index();
+  const int64_t r = block_index();
+  const Row<T> row(logits + r * stride, columns);
+
+  // Maxima and sums, in one walk. The first batch is on its way before anything waits for the reference.
+  Vec<T, N> x[kBatch<T>];
+  const float first = first_logit(row);
+  row.load_batch(row.whole_begin + me, x);
+  const Reference reference = reference_of(first);
+  Scan<N> scan;
+  if (row.whole_begin > 0 && me == kThreads - 1) scan.add(row.load(0), reference.about);
+  for (int v = row.whole_begin + me;;) {
+    add_batch<T>(scan, row, v, x, reference.about, row.shift > 0 && me == kThreads - 1 ? row.shift : N);
+    v += kBatch<T> * kThreads;
+    if (v >= row.vectors) break;
+    row.load_batch(v, x);
+  }
+  scan.take(0, N);
+  select_by_groups(row, scan, reference, r, count, groups, results);
+}
+
+// The same in two launches, for rows too few to fill the GPU: a block a batch of a row makes its sums, then a block a
+// row adds them in order. All rows begin at multiples of 16 bytes. sums: [rows * parts, kThreads, N]; tops:
+// [rows * parts, kThreads].
+template <typename T>
+FRIT_KERNEL(kThreads, 4)
+beam_select_forward_parts_kernel(Global<const T> logits, int64_t stride, int columns, int parts, Global<float> sums,
+                                 Global<float> tops) {
+  let_next_start();
+  wait_for_previous();
+  constexpr int N = kVecOf<T>;
+  const int64_t r = block_index() / parts;
+  const int me = thread_index(), p = static_cast<int>(block_index() - r * parts);
+  const Row<T> row(logits + r * stride, columns);
+  Vec<T, N> x[kBatch<T>];
+  const float first = first_logit(row);
+  const int v = p * kBatch<T> * kThreads + me;
+  row.load_batch(v, x);
+  const Reference reference = reference_of(first);
+  Scan<N> scan;
+  add_batch<T>(scan, row, v, x, reference.about, N);
+  const int64_t mine = block_index() * kThreads + me;
+  FRIT_UNROLL
+  for (int i = 0; i < N; i += 4)
+    store_vec<4>(sums, mine * N + i,
+                 Vec<float, 4>{scan.slots[i], scan.slots[i + 1], scan.slots[i + 2], scan.slots[i + 3]});
+  store(tops, mine, scan.top);
+}
+template <typename T>
+FRIT_KERNEL(kThreads, 4)
+beam_select_forward_join_kernel(Global<const T> logits, int64_t stride, int columns, int count, int groups, int parts,
+                                Global<const float> sums, Global<const float> tops, Results results) {
+  let_next_start();
+  wait_for_previous();
+  constexpr int N = kVecOf<T>;
+  const int64_t r = block_index();
+  const Row<T> row(logits + r * stride, columns);
+  const float first = first_logit(row);
+  Scan<N> scan;
+  FRIT_UNROLL_BY(4)
+  for (int p = 0; p < parts; ++p) {
+    const int64_t theirs = (r * parts + p) * kThreads + thread_index();
+    FRIT_UNROLL
+    for (int i = 0; i < N; i += 4) {
+      const Vec<float, 4> four = load_vec<4>(sums, theirs * N + i);
+      FRIT_UNROLL
+      for (int e = 0; e < 4; ++e) scan.batch[i + e] = four[e];
+    }
+    scan.top = fmaxf(scan.top, load(tops, theirs));
+    scan.take(0, N);
+  }
+  select_by_groups(row, scan, reference_of(first), r, count, groups, results);
+}
+
 // A block a row, any count: the threshold byte by byte, then a bitonic sort of `padded` (a power of two) keys in global
 // memory.
 template <typename T>
@@ -384,10 +482,18 @@ template <typename T>
 void run(Context& context, const Tensor& logits, int64_t count, const Tensor& values, const Tensor& columns,
          const Tensor& lse, const Tensor& survivors) {
   const int64_t rows = logits.dim(0), vocabulary = logits.dim(1);
-  static constexpr const char* kNames[] = {"groups", "radix"};
-  const auto accepts = [&](int i) { return i == 1 || count <= kBeamSelectMostByGroups; };
+  static constexpr const char* kNames[] = {"groups", "radix", "parts"};
+  const int64_t parts = beam_select_gpu_parts(vocabulary, size_of(logits.dtype()));
+  const bool whole = reinterpret_cast<uintptr_t>(logits.raw()) % 16 == 0 &&
+                     (rows <= 1 || logits.row_stride() * size_of(logits.dtype()) % 16 == 0);
+  const auto accepts = [&](int i) { return i == 1 || (count <= kBeamSelectMostByGroups && (i == 0 || whole)); };
+  const bool few = rows <= kBeamSelectFewRows && parts > 1;
   const std::string key = fmt::format("{}x{}/{}/{}", rows, vocabulary, count, name_of(logits.dtype()));
-  const int chosen = choose_instance(context, "beam_select_forward", key, kNames, accepts(0) ? 0 : 1, accepts);
+  const int chosen = choose_instance(context, "beam_select_forward", key, kNames,
+                                     !accepts(0)         ? 1
+                                     : few && accepts(2) ? 2
+                                                         : 0,
+                                     accepts);
   const Results results{global<float>(values), values.row_stride(), global<int32_t>(columns),
                         columns.row_stride(),  global<float>(lse),  global<int32_t>(survivors)};
   const int width = static_cast<int>(vocabulary), wanted = static_cast<int>(count);
@@ -395,6 +501,18 @@ void run(Context& context, const Tensor& logits, int64_t count, const Tensor& va
     launch(context, "beam_select_forward_groups_kernel", beam_select_forward_groups_kernel<T>,
            {rows, kThreads, kSharedBytes}, global<const T>(logits), logits.row_stride(), width, wanted,
            static_cast<int>(beam_select_gpu_groups(count)), results);
+    return;
+  }
+  if (chosen == 2) {
+    Buffer sums = context.allocate({rows * parts, kThreads * kVecOf<T>}, DType::kF32, "beam_select.sums");
+    Buffer tops = context.allocate({rows * parts, kThreads}, DType::kF32, "beam_select.tops");
+    launch(context, "beam_select_forward_parts_kernel", beam_select_forward_parts_kernel<T>,
+           {rows * parts, kThreads, 0}, global<const T>(logits), logits.row_stride(), width, static_cast<int>(parts),
+           global<float>(sums), global<float>(tops));
+    launch(context, "beam_select_forward_join_kernel", beam_select_forward_join_kernel<T>,
+           {rows, kThreads, kSharedBytes}, global<const T>(logits), logits.row_stride(), width, wanted,
+           static_cast<int>(beam_select_gpu_groups(count)), static_cast<int>(parts), global<const float>(sums),
+           global<const float>(tops), results);
     return;
   }
   int64_t padded = 1;

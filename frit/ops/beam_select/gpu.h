@@ -17,8 +17,18 @@ constexpr int64_t beam_select_gpu_groups(int64_t count) {
   return count <= 16 ? 32 : kBeamSelectThreads;
 }
 
+// Rows up to which a row is cut into parts, if it has more than one.
+constexpr int64_t kBeamSelectFewRows = 32;
+// Parts of a row: one for every 32 elements a thread.
+constexpr int64_t beam_select_gpu_parts(int64_t vocabulary, int64_t element_bytes) {
+  const int64_t n = 16 / element_bytes, vectors = (vocabulary + n - 1) / n, of_a_part = 32 / n * kBeamSelectThreads;
+  return (vectors + of_a_part - 1) / of_a_part;
+}
+
 // Instances of beam_select_forward: "groups" (HARS; count up to kBeamSelectMostByGroups; reads each logit once, and a
-// few again) and "radix" (any count; one more read for each byte of the key until the threshold is found).
+// few again), "parts" (the same, and the same bits, in two launches of which the first gives a row several blocks; rows
+// that all begin at multiples of 16 bytes) and "radix" (any count; one more read for each byte of the key until the
+// threshold is found).
 void beam_select_gpu(Context& context, const Tensor& logits, int64_t count, const Tensor& values, const Tensor& columns,
                      const Tensor& lse, const Tensor& survivors);
 

@@ -181,15 +181,15 @@ FRIT_DEVICE void load_query(float (&q)[N], const Global<const T>& from, int64_t 
   for (int e = 0; e < N; ++e) q[e] = widen(v[e]) * scale;
 }
 
-// The partial softmaxes of a block's warps in shared memory: for each warp and row D sums, then its top and total.
+// kWarps partial softmaxes of each of `rows` rows in shared memory: for each D sums, then its top and total.
 template <int D, int rows>
 struct WarpResults {
   static constexpr int kRow = D + 4;
   static constexpr int64_t kBytes = int64_t{kWarps} * rows * kRow * 4;
 
   template <int N>
-  FRIT_DEVICE static void put(const Softmax<N>& softmax, int row, int part) {
-    const Shared<float> at = shared_array<float>(0) + (warp() * rows + row) * kRow;
+  FRIT_DEVICE static void put(const Softmax<N>& softmax, int row, int w, int part) {
+    const Shared<float> at = shared_array<float>(0) + (w * rows + row) * kRow;
     FRIT_UNROLL
     for (int i = 0; i < N; i += 4)
       store_vec<4>(at, part * N + i,
@@ -313,7 +313,7 @@ decode_self_attention_vectors_kernel(RowTable table, Matrix<const T> qkv, Past<T
   add_keys<D, T>(softmax, self.keys, self.q, warp(), brief ? 1 : kWarps);
   softmax.template merge_warp<kLanes>();
   if (!brief) {
-    if (lane() < kLanes) WarpResults<D, 1>::put(softmax, 0, part);
+    if (lane() < kLanes) WarpResults<D, 1>::put(softmax, 0, warp(), part);
     barrier();
     if (thread_index() < kLanes) softmax = WarpResults<D, 1>::template get<N>(0, part);
   }
@@ -335,19 +335,21 @@ decode_self_attention_warps_kernel(RowTable table, Matrix<const T> qkv, Past<T> 
     if (lane() < kLanes) store_vec<N>(out.at(row, column), part * N, zeros<T, N>());
     return;
   }
+  using Results = WarpResults<D, kWarps>;
   const int warps = self.brief() ? 1 : kWarps;
-  Softmax<N> all;
+  Softmax<N> softmax;
   FRIT_UNROLL_BY(1)
   for (int w = 0; w < warps; ++w) {
-    Softmax<N> softmax;
+    softmax = {};
     add_keys<D, T>(softmax, self.keys, self.q, w, warps);
     softmax.template merge_warp<kLanes>();
-    if (warps == 1)
-      all = softmax;
-    else
-      all.merge(softmax.top, softmax.total, softmax.sums);
+    if (warps > 1 && lane() < kLanes) Results::put(softmax, warp(), w, part);
   }
-  if (lane() < kLanes) store_vec<N>(out.at(row, column), part * N, result<T>(all));
+  if (warps > 1) {
+    warp_barrier();
+    softmax = Results::template get<N>(warp(), part);
+  }
+  if (lane() < kLanes) store_vec<N>(out.at(row, column), part * N, result<T>(softmax));
 }
 
 // A warp takes one row and head; its neighbours, which take the sentence's other rows, read the same keys and values.
@@ -429,7 +431,7 @@ decode_cross_attention_vectors_kernel(RowTable table, Matrix<const T> q, Matrix<
   FRIT_UNROLL
   for (int r = 0; r < most; ++r) {
     softmax[r].template merge_warp<kLanes>();
-    if (lane() < kLanes) WarpResults<D, most>::put(softmax[r], r, part);
+    if (lane() < kLanes) WarpResults<D, most>::put(softmax[r], r, warp(), part);
   }
   barrier();
   for (int i = thread_index(); i < rows * kLanes; i += kThreads)
@@ -581,7 +583,8 @@ void decode_self_attention_gpu(Context& context, const DecodeSelfAttentionArgs& 
              scale, matrix<T>(out));
     else if (warps)
       launch(context, "decode_self_attention_warps_kernel", decode_self_attention_warps_kernel<T, width()>,
-             {blocks_of_warps(blocks), kThreads, 0}, table, matrix<const T>(args.qkv), past, scale, matrix<T>(out));
+             {blocks_of_warps(blocks), kThreads, WarpResults<width(), kWarps>::kBytes}, table,
+             matrix<const T>(args.qkv), past, scale, matrix<T>(out));
     else
       launch(context, "decode_self_attention_vectors_kernel", decode_self_attention_vectors_kernel<T, width()>,
              {blocks, kThreads, WarpResults<width(), 1>::kBytes}, table, matrix<const T>(args.qkv), past, scale,
