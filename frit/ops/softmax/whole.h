@@ -5,7 +5,7 @@
 // registers.
 #pragma once
 #include "frit/ops/softmax/rows.h"
-#include "frit/simt/columns.h"
+#include "frit/simt/whole_columns.h"
 
 namespace frit {
 
@@ -16,7 +16,6 @@ struct SoftmaxWhole {
   uint32_t first_row = 0;
   Divider by_head;  // of rows
   float scale = 1;
-  uint32_t threshold = 0;  // a word's upper 16 bits are kept if the word is not below this
   simt::DropoutTable dropout;
 };
 
@@ -44,7 +43,7 @@ inline SoftmaxWhole softmax_whole(const SoftmaxShape& shape) {
   s.first_row = shape.first_row;
   // A divisor of 2^31 or more leaves no quotient but 0.
   s.by_head = Divider(std::min<int64_t>(shape.rows_per_head, int64_t{1} << 31));
-  s.scale = shape.scale, s.threshold = shape.dropout.threshold() << 16;
+  s.scale = shape.scale;
   s.dropout = simt::DropoutTable(shape.dropout);
   return s;
 }
@@ -73,43 +72,14 @@ FRIT_DEVICE SoftmaxWholePlace softmax_whole_place(const SoftmaxWhole& s) {
   at.row = at.active ? static_cast<int>(row) : 0;
   at.chunks = at.active ? s.chunks : 0;
   const uint32_t head = s.by_head(row);
-  at.dropout_row = s.first_row + row - head * s.by_head.divisor, at.dropout_head = head | s.dropout.lane_word;
+  at.dropout_row = s.first_row + row - head * s.by_head.divisor, at.dropout_head = head;
   return at;
 }
 
-// The random words of two vectors, which share the loads of the rounds' keys and hide each other's latency; without
-// dropout all ones, which are never below the threshold.
-struct SoftmaxWords {
-  uint32_t v[2][4];
-};
-FRIT_DEVICE SoftmaxWords softmax_words(const SoftmaxWhole& s, const SoftmaxWholePlace& at, int chunk, int other) {
-  SoftmaxWords c;
-  FRIT_UNROLL
-  for (int j = 0; j < 2; ++j) {
-    FRIT_UNROLL
-    for (int k = 0; k < 4; ++k) c.v[j][k] = kFullMask;
-  }
-  if (!s.dropout.active) return c;
-  FRIT_UNROLL
-  for (int j = 0; j < 2; ++j) {
-    c.v[j][0] = static_cast<uint32_t>(j ? other : chunk), c.v[j][1] = at.dropout_row;
-    c.v[j][2] = at.dropout_head, c.v[j][3] = s.dropout.site;
-  }
-  FRIT_UNROLL
-  for (int r = 0; r < 10; ++r) {
-    FRIT_UNROLL
-    for (int j = 0; j < 2; ++j) {
-      uint32_t(&v)[4] = c.v[j];
-      const uint64_t p0 = static_cast<uint64_t>(kPhiloxM0) * v[0], p1 = static_cast<uint64_t>(kPhiloxM1) * v[2];
-      v[0] = static_cast<uint32_t>(p1 >> 32) ^ v[1] ^ s.dropout.keys[2 * r];
-      v[2] = static_cast<uint32_t>(p0 >> 32) ^ v[3] ^ s.dropout.keys[2 * r + 1];
-      v[1] = static_cast<uint32_t>(p1), v[3] = static_cast<uint32_t>(p0);
-    }
-  }
-  return c;
-}
-FRIT_DEVICE bool softmax_kept(const uint32_t (&words)[4], int k, uint32_t threshold) {
-  return (k % 2 ? words[k / 2] : words[k / 2] << 16) >= threshold;
+// The random words of two vectors.
+FRIT_DEVICE DropoutWords<2> softmax_words(const SoftmaxWhole& s, const SoftmaxWholePlace& at, int chunk, int other) {
+  return dropout_words<2>(s.dropout, {at.dropout_row, at.dropout_row},
+                          {static_cast<uint32_t>(chunk), static_cast<uint32_t>(other)}, at.dropout_head);
 }
 
 template <typename T, int G, int V>
@@ -120,6 +90,7 @@ softmax_forward_whole_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Glo
   wait_for_previous();
   const SoftmaxWholePlace at = softmax_whole_place<G>(s);
   const Global<const T> from = x + (at.row * s.x_stride + at.lane * N);
+  const uint32_t threshold = dropout_threshold(s.dropout);
   const float c = s.scale * kLog2E;
   const uint32_t lowest = pack2(T(), -INFINITY, -INFINITY);
 
@@ -130,7 +101,7 @@ softmax_forward_whole_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Glo
     for (int k = 0; k < N / 2; ++k) v[i].pairs[k] = lowest;
     if (i * G + at.lane < at.chunks) v[i] = load_vec<N, Cache::kStream>(from, i * G * N);
   }
-  SoftmaxWords words;
+  DropoutWords<2> words;
   if constexpr (early) words = softmax_words(s, at, at.lane, G + at.lane);
   uint32_t tops = lowest;
   FRIT_UNROLL
@@ -164,7 +135,7 @@ softmax_forward_whole_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Glo
     if (i * G + at.lane >= at.chunks) continue;
     Vec<float, N> out;
     FRIT_UNROLL
-    for (int k = 0; k < N; ++k) out[k] = e[i][k] * (softmax_kept(words.v[i % 2], k, s.threshold) ? kept : 0.0f);
+    for (int k = 0; k < N; ++k) out[k] = e[i][k] * (words.kept(i % 2, k, threshold) ? kept : 0.0f);
     store_vec<N, Cache::kStream>(to, i * G * N, from_float<T>(out));
   }
 }
@@ -186,8 +157,9 @@ softmax_backward_whole_kernel(SoftmaxWhole s, Global<const T> dy, Global<const T
       g[i] = load_vec<N, Cache::kStream>(dy_from, i * G * N);
     }
   const float log_sum = at.active ? load(lse, at.row) : -INFINITY;
+  const uint32_t threshold = dropout_threshold(s.dropout);
   const float c = s.scale * kLog2E, shift = log_sum * kLog2E;
-  SoftmaxWords words;
+  DropoutWords<2> words;
   float p[V][N], sum = 0;
   FRIT_UNROLL
   for (int i = 0; i < V; ++i) {
@@ -196,8 +168,8 @@ softmax_backward_whole_kernel(SoftmaxWhole s, Global<const T> dy, Global<const T
     // What dropout zeroed has a zero gradient from here on.
     FRIT_UNROLL
     for (int k = 0; k < N / 2; ++k) {
-      if (!softmax_kept(words.v[i % 2], 2 * k, s.threshold)) g[i].pairs[k] &= 0xffff0000u;
-      if (!softmax_kept(words.v[i % 2], 2 * k + 1, s.threshold)) g[i].pairs[k] &= 0xffffu;
+      if (!words.kept(i % 2, 2 * k, threshold)) g[i].pairs[k] &= 0xffff0000u;
+      if (!words.kept(i % 2, 2 * k + 1, threshold)) g[i].pairs[k] &= 0xffffu;
     }
     float part = 0;
     FRIT_UNROLL
