@@ -177,6 +177,11 @@ std::vector<OpCase> bias_activation_dropout_cases() {
       cases.push_back(make(4096, 1024, dtype, activation, {.p_drop = 0.1f}));
       cases.back().benchmark = true, cases.back().test = false;
       cases.push_back(make(9, 133, dtype, activation, {.in_place = true}));
+      // Rows of whole vectors, several a thread.
+      const bool sums = activation == Activation::kGelu || activation == Activation::kSilu;
+      if (dtype != DType::kF32)
+        cases.push_back(sums ? make(451, 40, dtype, activation, {.p_drop = 0.3f})
+                             : make(411, 24, dtype, activation, {.p_drop = 0.6f, .bias = false, .stride = 32}));
     }
     cases.push_back(make(17, 65, dtype, Activation::kGelu, {.stride = 72}));
     cases.push_back(

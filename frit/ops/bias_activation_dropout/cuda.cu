@@ -1,4 +1,6 @@
+#include "frit/ops/bias_activation_dropout/activation-inl.h"
 #include "frit/ops/bias_activation_dropout/gpu.h"
+#include "frit/ops/bias_activation_dropout/whole.h"
 #include "frit/ops/column_sum/gpu.h"
 #include "frit/ops/column_sum/walk.h"
 
@@ -7,93 +9,7 @@ namespace {
 
 using namespace simt;
 
-constexpr int kThreads = 256, kUnroll = 2;
-
-FRIT_DEVICE float sigmoid(float x) {
-  return reciprocal_fast(1 + exp_fast(-x));
-}
-constexpr float kRootHalf = 0.70710678f, kRootTwoOverPi = 0.79788456f, kCube = 0.044715f;
-
-// GELU where 16 bits are stored, without an exponential: Phi is 1.5e-7 off at most, and 5e-7 with fp32's rounding.
-// Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.28, about |x| (coefficients times powers of
-// sqrt(1/2)).
-FRIT_DEVICE float gelu_16(float x) {
-  const float a = fabsf(x);
-  float p = 1 + a * (4.98673470e-2f +
-                     a * (2.11410062e-2f +
-                          a * (3.27762637e-3f + a * (3.80035750e-5f + a * (4.88906365e-5f + a * 5.38297500e-6f)))));
-  p *= p, p *= p, p *= p, p *= p;
-  return 0.5f * x + 0.5f * a * (1 - reciprocal_fast(p));
-}
-// Its slope Phi + x phi, which shares the bell with Phi; 1e-7 off, so that column sums are as good as fp32's.
-// Source: the same, 26.2.17.
-FRIT_DEVICE float gelu_slope_16(float x) {
-  const float a = fabsf(x), t = reciprocal_fast(1 + 0.2316419f * a);
-  const float phi = exp2_fast(x * x * -0.72134752f - 1.32574806f);
-  const float upper =
-      phi *
-      (t * (0.319381530f + t * (-0.356563782f + t * (1.781477937f + t * (-1.821255978f + t * 1.330274429f)))) - a);
-  return x < 0 ? upper : 1 - upper;
-}
-// tanh of gelu_new's argument; hardware's own, good to 5e-4, where bf16 is stored.
-template <typename T>
-FRIT_DEVICE float gelu_tanh(float x) {
-  const float u = kRootTwoOverPi * x * (1 + kCube * x * x);
-  if constexpr (std::is_same_v<T, bfloat16>)
-    return tanh_fast(u);
-  else
-    return 2 * sigmoid(2 * u) - 1;
-}
-
-// The activation is a kernel argument, the same for all threads: a branch that never diverges, once a vector, instead
-// of four kernels. Calls f with it as a constant.
-template <typename F>
-FRIT_DEVICE void with_activation(Activation activation, F&& f) {
-  switch (activation) {
-    case Activation::kRelu:
-      return f(std::integral_constant<Activation, Activation::kRelu>());
-    case Activation::kGelu:
-      return f(std::integral_constant<Activation, Activation::kGelu>());
-    case Activation::kGeluTanh:
-      return f(std::integral_constant<Activation, Activation::kGeluTanh>());
-    case Activation::kSilu:
-      return f(std::integral_constant<Activation, Activation::kSilu>());
-  }
-}
-template <typename T, Activation activation>
-FRIT_DEVICE float activate(float x) {
-  switch (activation) {
-    case Activation::kRelu:
-      return x > 0 ? x : 0.0f;
-    case Activation::kGelu:
-      if constexpr (sizeof(T) == 2) return gelu_16(x);
-      return 0.5f * x * erfcf(-x * kRootHalf);
-    case Activation::kGeluTanh:
-      return 0.5f * x + 0.5f * x * gelu_tanh<T>(x);
-    case Activation::kSilu:
-      return x * sigmoid(x);
-  }
-  return 0;
-}
-template <typename T, Activation activation>
-FRIT_DEVICE float slope(float x) {
-  switch (activation) {
-    case Activation::kRelu:
-      return x > 0 ? 1.0f : 0.0f;
-    case Activation::kGelu:
-      if constexpr (sizeof(T) == 2) return gelu_slope_16(x);
-      return 0.5f * erfcf(-x * kRootHalf) + x * 0.39894228f * exp_fast(-0.5f * x * x);
-    case Activation::kGeluTanh: {
-      const float t = gelu_tanh<T>(x);
-      return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * kRootTwoOverPi * (1 + 3 * kCube * x * x);
-    }
-    case Activation::kSilu: {
-      const float s = sigmoid(x);
-      return s * (1 + x * (1 - s));
-    }
-  }
-  return 0;
-}
+constexpr int kThreads = kActivationThreads, kUnroll = 2;
 
 template <typename T>
 FRIT_KERNEL(kThreads, 2)
@@ -184,6 +100,8 @@ void bias_activation_dropout_forward_gpu(Context& context, const Tensor& x, cons
   const bool vectors = lies_like(y, x), packed = lies_packed(x) && lies_packed(y);
   const ColumnWalk walk =
       make_column_walk(x, kThreads, usual_rows_a_thread(x.dim(0), x.dim(1), x.dtype()), 0, packed, vectors);
+  if (walks_whole(walk, x, vectors) && begins_whole(bias))
+    return start_activation_forward_whole(context, walk, x, bias, activation, DropoutTable(dropout), y);
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);
     launch(context, "bias_activation_dropout_forward_columns_kernel", bias_activation_dropout_forward_columns_kernel<T>,
@@ -204,19 +122,24 @@ void bias_activation_dropout_backward_gpu(Context& context, const Tensor& dy, co
       sums ? make_sum_walk(x, 8, packed, vectors) : make_column_walk(x, kThreads, 8, 0, packed, vectors);
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "bias_activation_dropout.partial");
-  dispatch_float(x.dtype(), [&](auto t) {
-    using T = decltype(t);
-    const auto run = [&](auto kernel, int64_t shared_bytes) {
-      launch(context, "bias_activation_dropout_backward_columns_kernel", kernel,
-             {walk.blocks(), walk.threads(), shared_bytes}, walk, vectors, global<const T>(dy), walk.stride_of(dy),
-             global<const T>(x), global<const T>(bias), form.activation, dropout, global<T>(dx), walk.stride_of(dx),
-             global<float>(partial.tensor()));
-    };
-    if (sums)
-      run(bias_activation_dropout_backward_columns_kernel<T, true>, column_sums_shared_bytes(walk, kVecOf<T>));
-    else
-      run(bias_activation_dropout_backward_columns_kernel<T, false>, 0);
-  });
+  if (walks_whole(walk, x, vectors) && begins_whole(bias)) {
+    start_activation_backward_whole(context, walk, dy, x, bias, form.activation, dropout, dx,
+                                    sums ? partial.tensor() : Tensor());
+  } else {
+    dispatch_float(x.dtype(), [&](auto t) {
+      using T = decltype(t);
+      const auto run = [&](auto kernel, int64_t shared_bytes) {
+        launch(context, "bias_activation_dropout_backward_columns_kernel", kernel,
+               {walk.blocks(), walk.threads(), shared_bytes}, walk, vectors, global<const T>(dy), walk.stride_of(dy),
+               global<const T>(x), global<const T>(bias), form.activation, dropout, global<T>(dx), walk.stride_of(dx),
+               global<float>(partial.tensor()));
+      };
+      if (sums)
+        run(bias_activation_dropout_backward_columns_kernel<T, true>, column_sums_shared_bytes(walk, kVecOf<T>));
+      else
+        run(bias_activation_dropout_backward_columns_kernel<T, false>, 0);
+    });
+  }
   if (sums) add_partial_sums_gpu(context, std::move(partial), accumulate, dbias);
 }
 

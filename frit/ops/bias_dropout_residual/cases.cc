@@ -139,6 +139,10 @@ std::vector<OpCase> bias_dropout_residual_cases() {
     cases.push_back(make(9, 133, dtype, {.in_place = "x"}));
     cases.push_back(make(9, 133, dtype, {.in_place = "residual"}));
     cases.push_back(make(5, 0, dtype));
+    // Rows of whole vectors, eight a thread; in place.
+    cases.push_back(make(152, 104, dtype, {.p_drop = 0.3f}));
+    for (const char* in_place : {"x", "residual"})
+      cases.push_back(make(9, 136, dtype, {.p_drop = 0.6f, .in_place = in_place}));
     for (float p : {0.0f, 0.1f}) {
       cases.push_back(make(4096, 256, dtype, {.p_drop = p}));
       cases.push_back(make(4096, 1024, dtype, {.p_drop = p}));

@@ -1,7 +1,7 @@
 #include "frit/ops/bias_dropout_residual/gpu.h"
 #include "frit/ops/bias_dropout_residual/sum-inl.h"
 #include "frit/ops/column_sum/gpu.h"
-#include "frit/simt/columns.h"
+#include "frit/simt/whole_columns.h"
 
 namespace frit {
 namespace {
@@ -127,6 +127,109 @@ bias_dropout_residual_backward_columns_kernel(ColumnWalk walk, bool vectors, Glo
   if constexpr (sums) store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
 }
 
+// The same for 16-bit rows of whole aligned vectors with a residual, whose mask is not kept.
+template <typename T>
+FRIT_KERNEL(kThreads, 4)
+bias_dropout_residual_forward_whole_kernel(ColumnWalk walk, Global<const T> x, Global<const T> bias,
+                                           Global<const T> residual, int64_t residual_stride, DropoutTable dropout,
+                                           Global<T> y, int64_t y_stride) {
+  constexpr int N = 8;
+  wait_for_previous();
+  const ColumnPlace at = whole_place(walk);
+  if (!at.active) return;
+  const int step = static_cast<int>(walk.pieces) * walk.lanes,
+            first = static_cast<int>(at.piece) * walk.lanes + at.lane;
+  const int end = static_cast<int>(walk.rows);
+  const uint32_t threshold = dropout_threshold(dropout), group = static_cast<uint32_t>(at.column / N);
+  const int64_t x_step = step * walk.row_stride, residual_step = step * residual_stride, y_step = step * y_stride;
+  Global<const T> x_from = x + (first * walk.row_stride + at.column);
+  Global<const T> residual_from = residual + (first * residual_stride + at.column);
+  Global<T> to = y + (first * y_stride + at.column);
+  const Vec<float, N> b = to_float(bias ? load_vec<N>(bias, at.column) : Vec<T, N>{});
+  const auto rows = [&](auto both, int k) {
+    constexpr int U = both ? 2 : 1;
+    Vec<T, N> v[U], r[U];
+    FRIT_UNROLL
+    for (int u = 0; u < U; ++u) {
+      v[u] = load_vec<N, Cache::kStream>(x_from, u * x_step);
+      r[u] = load_vec<N, Cache::kStream>(residual_from, u * residual_step);
+    }
+    const DropoutWords<2> words =
+        dropout_words<2>(dropout, {static_cast<uint32_t>(k), static_cast<uint32_t>(k + step)}, {group, group});
+    FRIT_UNROLL
+    for (int u = 0; u < U; ++u) {
+      Vec<float, N> sum;
+      FRIT_UNROLL
+      for (int i = 0; i < N; ++i) {
+        const float s = widen(static_cast<T>(v[u][i])) + b[i];
+        sum[i] = fmaf(words.kept(u, i, threshold) ? s : 0.0f, dropout.scale, widen(static_cast<T>(r[u][i])));
+      }
+      store_vec<N, Cache::kStream>(to, u * y_step, from_float<T>(sum));
+    }
+    x_from = x_from + 2 * x_step, residual_from = residual_from + 2 * residual_step, to = to + 2 * y_step;
+  };
+  int k = first;
+  for (; k + step < end; k += 2 * step) rows(std::true_type(), k);
+  if (k < end) rows(std::false_type(), k);
+}
+
+// A row's vector is loaded where that of four rows before was, as soon as it is widened: four are on their way.
+template <typename T, bool sums>
+FRIT_KERNEL(kThreads, sums ? 2 : 4)
+bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
+                                            int64_t dx_stride, Global<float> partial) {
+  constexpr int N = 8, U = 4;
+  wait_for_previous();
+  const ColumnPlace at = whole_place(walk);
+  const int step = static_cast<int>(walk.pieces) * walk.lanes,
+            first = static_cast<int>(at.piece) * walk.lanes + at.lane;
+  const int end = at.active ? static_cast<int>(walk.rows) : 0;
+  const uint32_t threshold = dropout_threshold(dropout), group = static_cast<uint32_t>(at.column / N);
+  const int64_t dy_step = step * walk.row_stride, dx_step = step * dx_stride;
+  Global<const T> from = dy + (first * walk.row_stride + at.column);
+  Global<T> to = dx + (first * dx_stride + at.column);
+  Vec<T, N> g[U];
+  const auto fetch = [&](auto there, int u, int k) {
+    if (there || k < end) g[u] = load_vec<N, Cache::kStream>(from, 0);
+    from = from + dy_step;
+  };
+  FRIT_UNROLL
+  for (int u = 0; u < U; ++u) fetch(std::false_type(), u, first + u * step);
+  float sum[N] = {};
+  const auto rows = [&](auto inside, int k) {  // U rows and U behind them are there, or may be missing
+    DropoutWords<2> words;
+    FRIT_UNROLL
+    for (int u = 0; u < U; ++u) {
+      const uint32_t row = static_cast<uint32_t>(k + u * step);
+      if (!inside && k + u * step >= end) break;
+      if (u % 2 == 0) words = dropout_words<2>(dropout, {row, row + static_cast<uint32_t>(step)}, {group, group});
+      Vec<float, N> d = to_float(g[u]);
+      fetch(inside, u, k + (u + U) * step);
+      FRIT_UNROLL
+      for (int i = 0; i < N; ++i) {
+        d[i] = words.kept(u % 2, i, threshold) ? d[i] * dropout.scale : 0.0f;
+        if (sums) sum[i] += d[i];
+      }
+      store_vec<N, Cache::kStream>(to, 0, from_float<T>(d));
+      to = to + dx_step;
+    }
+  };
+  int k = first;
+  for (; k + (2 * U - 1) * step < end; k += U * step) rows(std::true_type(), k);
+  FRIT_UNROLL_BY(1)
+  for (; k < end; k += U * step) rows(std::false_type(), k);
+  if constexpr (sums) store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
+}
+
+// Calls f with the 16-bit type of that name.
+template <typename F>
+void dispatch_16(DType dtype, F&& f) {
+  if (dtype == DType::kBF16)
+    f(bfloat16());
+  else
+    f(float16());
+}
+
 }  // namespace
 
 namespace {
@@ -150,6 +253,13 @@ void bias_dropout_residual_forward_gpu(Context& context, const Tensor& x, const 
   const bool packed = lies_packed(x) && lies_packed(residual) && lies_packed(y);
   const ColumnWalk walk =
       make_column_walk(x, kThreads, usual_rows_a_thread(x.dim(0), x.dim(1), x.dtype()), 0, packed, vectors);
+  if (walks_whole(walk, x, vectors) && begins_whole(bias) && residual.defined() && !keep.defined())
+    return dispatch_16(x.dtype(), [&](auto t) {
+      using T = decltype(t);
+      launch(context, "bias_dropout_residual_forward_whole_kernel", bias_dropout_residual_forward_whole_kernel<T>,
+             {walk.blocks(), walk.threads()}, walk, global<const T>(x), global<const T>(bias),
+             global<const T>(residual), residual.row_stride(), DropoutTable(dropout), global<T>(y), y.row_stride());
+    });
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);
     dispatch_keep<T>(keep, x, [&](auto form) {
@@ -168,21 +278,36 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
   const ColumnWalk walk = make_column_walk(dy, kThreads, sums ? 8 : 4, sums ? kMostBlocks : 0, packed, vectors);
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), dy.dim(1)}, DType::kF32, "bias_dropout_residual.partial");
-  dispatch_float(dy.dtype(), [&](auto t) {
-    using T = decltype(t);
-    const auto run = [&](auto kernel, int64_t shared_bytes) {
-      launch(context, "bias_dropout_residual_backward_columns_kernel", kernel,
-             {walk.blocks(), walk.threads(), shared_bytes}, walk, vectors, global<const T>(dy), DropoutTable(dropout),
-             global<T>(dx), walk.stride_of(dx), global<float>(partial.tensor()), global<const uint8_t>(keep));
-    };
-    dispatch_keep<T>(keep, dy, [&](auto form) {
+  if (walks_whole(walk, dy, vectors) && !keep.defined()) {
+    dispatch_16(dy.dtype(), [&](auto t) {
+      using T = decltype(t);
+      const auto run = [&](auto kernel, int64_t shared_bytes) {
+        launch(context, "bias_dropout_residual_backward_whole_kernel", kernel,
+               {walk.blocks(), walk.threads(), shared_bytes}, walk, global<const T>(dy), DropoutTable(dropout),
+               global<T>(dx), dx.row_stride(), global<float>(partial.tensor()));
+      };
       if (sums)
-        run(bias_dropout_residual_backward_columns_kernel<T, true, form.value>,
-            column_sums_shared_bytes(walk, kVecOf<T>));
+        run(bias_dropout_residual_backward_whole_kernel<T, true>, column_sums_shared_bytes(walk, 8));
       else
-        run(bias_dropout_residual_backward_columns_kernel<T, false, form.value>, 0);
+        run(bias_dropout_residual_backward_whole_kernel<T, false>, 0);
     });
-  });
+  } else {
+    dispatch_float(dy.dtype(), [&](auto t) {
+      using T = decltype(t);
+      const auto run = [&](auto kernel, int64_t shared_bytes) {
+        launch(context, "bias_dropout_residual_backward_columns_kernel", kernel,
+               {walk.blocks(), walk.threads(), shared_bytes}, walk, vectors, global<const T>(dy), DropoutTable(dropout),
+               global<T>(dx), walk.stride_of(dx), global<float>(partial.tensor()), global<const uint8_t>(keep));
+      };
+      dispatch_keep<T>(keep, dy, [&](auto form) {
+        if (sums)
+          run(bias_dropout_residual_backward_columns_kernel<T, true, form.value>,
+              column_sums_shared_bytes(walk, kVecOf<T>));
+        else
+          run(bias_dropout_residual_backward_columns_kernel<T, false, form.value>, 0);
+      });
+    });
+  }
   if (sums) add_partial_sums_gpu(context, std::move(partial), accumulate, dbias);
 }
 

@@ -1,6 +1,7 @@
 #include "frit/ops/embedding/gpu.h"
 #include "frit/simt/early.h"
 #include "frit/simt/launch.h"
+#include "frit/simt/whole_columns.h"
 
 namespace frit {
 namespace {
@@ -73,7 +74,7 @@ FRIT_DEVICE Vec<T, kVecOf<T>> read_vec(const ReadRow<T>& row, int column) {
 // `shift` columns before it. All lanes of the warp call it. Cost with kN = 8: a Philox block a vector; if shifted a
 // shuffle, and a block more behind the first vectors of the row.
 template <int kN, int kVectors>
-FRIT_DEVICE uint32_t kept(const Dropout& dropout, int64_t token, int first, int vectors, int shift) {
+FRIT_DEVICE uint32_t kept(const DropoutTable& dropout, int64_t token, int first, int vectors, int shift) {
   uint32_t bits = 0;
   if constexpr (kN < 8) {
     FRIT_UNROLL
@@ -121,13 +122,15 @@ struct Lookup {
   int64_t tokens, table_stride, positions_stride, y_stride, position_offset, places;
   int32_t vocabulary, sequences, columns;
   float scale;
-  Dropout dropout;
+  DropoutTable dropout;
 };
 
 // A warp takes kTokens neighbouring tokens: it finds their rows at once, a token a lane, then writes one row after the
 // other; a lane has kVectors vectors of it at a time. kAligned: all rows are whole aligned vectors.
 template <typename T, int kVectors, bool kAligned>
-FRIT_KERNEL(kThreads, kAligned                          ? (kVectors <= 2 ? 4 : 3)
+FRIT_KERNEL(kThreads, kAligned                          ? (kVectors <= 2    ? 4
+                                                           : sizeof(T) == 2 ? 2
+                                                                            : 3)
                       : kVectors <= 2 && sizeof(T) == 2 ? 3
                                                         : 2)
 embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
@@ -158,6 +161,54 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
     }
     if (position < 0 || position >= a.places) id = -1;
     place = static_cast<int32_t>(position);
+  }
+  if constexpr (kAligned && kN == 8) {
+    // The next vectors are loaded as soon as these are widened.
+    const int vectors = a.columns / kN,
+              left = static_cast<int>(a.tokens - begin < kTokens ? a.tokens - begin : kTokens);
+    const uint32_t threshold = dropout_threshold(a.dropout);
+    Vec<T, kN> w[kVectors], p[kVectors];
+    const auto fetch = [&](int i, int first) {
+      const int32_t word_id = shuffle(id, i), place_id = shuffle(place, i);
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        const int j = first + k * kWarpSize + lane();
+        w[k] = p[k] = Vec<T, kN>{};
+        if (word_id < 0 || j >= vectors) continue;
+        w[k] = load_vec<kN>(a.table + word_id * a.table_stride, j * kN);
+        if (a.positions) p[k] = load_vec<kN>(a.positions + place_id * a.positions_stride, j * kN);
+      }
+    };
+    fetch(0, 0);
+    int i = 0, first = 0;
+    while (i < left) {
+      Vec<float, kN> sum[kVectors];
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        FRIT_UNROLL
+        for (int c = 0; c < kN; ++c)
+          sum[k][c] = fmaf(widen(static_cast<T>(w[k][c])), a.scale, widen(static_cast<T>(p[k][c]))) * a.dropout.scale;
+      }
+      const int64_t t = begin + i;
+      const int at = first + lane();
+      first += kWarpSize * kVectors;
+      if (first >= vectors) first = 0, ++i;
+      if (i < left) fetch(i, first);
+      uint32_t rows[kVectors], groups[kVectors];
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k)
+        rows[k] = static_cast<uint32_t>(t), groups[k] = static_cast<uint32_t>(at + k * kWarpSize);
+      const DropoutWords<kVectors> words = dropout_words<kVectors>(a.dropout, rows, groups);
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        const int j = at + k * kWarpSize;
+        if (j >= vectors) continue;
+        FRIT_UNROLL
+        for (int c = 0; c < kN; ++c) sum[k][c] = words.kept(k, c, threshold) ? sum[k][c] : 0.0f;
+        store_vec<kN>(a.y + t * a.y_stride, j * kN, from_float<T>(sum[k]));
+      }
+    }
+    return;
   }
   for (int i = 0; i < kTokens && begin + i < a.tokens; ++i) {
     const int64_t t = begin + i;
@@ -191,9 +242,9 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
         w[k] = j < vectors ? read(words, j * kN - shift) : Vec<T, kN>{};
         p[k] = placed && j < vectors ? read(places, j * kN - shift) : Vec<T, kN>{};
       }
-      const bool drops = a.dropout.active();
+      const bool drops = a.dropout.active;
       const uint32_t keep = drops ? kept<kN, kVectors>(a.dropout, t, first, vectors, shift) : ~0u;
-      const float factor = drops ? a.dropout.scale() : 1.0f;
+      const float factor = drops ? a.dropout.scale : 1.0f;
       FRIT_UNROLL
       for (int k = 0; k < kVectors; ++k) {
         const int j = first + k * kWarpSize + lane();
@@ -385,7 +436,7 @@ struct Sums {
   int32_t count, columns, partials_stride;
   float scale;
   bool accumulate;
-  Dropout dropout;
+  DropoutTable dropout;
 };
 
 // sum[k] = sum over the tokens that the first `count` lanes hold of mask/keep * dy, at the lane's vectors from `first`
@@ -395,7 +446,7 @@ FRIT_DEVICE void sum_run(const Sums<T, O>& a, int32_t tokens, int count, int fir
                          Vec<float, kVecOf<T>> (&sum)[kVectors]) {
   constexpr int kN = kVecOf<T>;
   const int vectors = (a.columns + shift + kN - 1) / kN;
-  const float factor = a.dropout.active() ? a.dropout.scale() : 1.0f;
+  const float factor = a.dropout.active ? a.dropout.scale : 1.0f;
   FRIT_UNROLL_BY(1)
   for (int i = 0; i < count; ++i) {
     const int32_t t = shuffle(tokens, i);
@@ -411,7 +462,7 @@ FRIT_DEVICE void sum_run(const Sums<T, O>& a, int32_t tokens, int count, int fir
       else
         v[k] = read_vec<T, Cache::kStream>(row, j * kN - shift);
     }
-    const uint32_t keep = a.dropout.active() ? kept<kN, kVectors>(a.dropout, t, first, vectors, shift) : ~0u;
+    const uint32_t keep = a.dropout.active ? kept<kN, kVectors>(a.dropout, t, first, vectors, shift) : ~0u;
     FRIT_UNROLL
     for (int k = 0; k < kVectors; ++k) {
       const Vec<float, kN> x = to_float(v[k]);
@@ -618,7 +669,7 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
                          static_cast<int32_t>(partials_stride),
                          scale,
                          accumulate,
-                         dropout};
+                         DropoutTable(dropout)};
       launch(context, "embedding_backward_rows_kernel",
              aligned ? embedding_backward_rows_kernel<T, O, true> : embedding_backward_rows_kernel<T, O, false>,
              {(pieces + tokens + kRowWarps - 1) / kRowWarps, kRowThreads}, a);
@@ -658,7 +709,7 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
                       args.offsets.defined() ? static_cast<int32_t>(args.offsets.dim(0) - 1) : 0,
                       static_cast<int32_t>(y.dim(1)),
                       args.scale,
-                      args.dropout};
+                      DropoutTable(args.dropout)};
     const bool aligned = whole_vectors(y) && whole_vectors(args.table) && (!placed || whole_vectors(args.positions));
     constexpr int64_t kBlock = kWarps * kEmbeddingTokens;
     with_vectors(instance, [&](auto vectors) {

@@ -1,4 +1,5 @@
 #include "frit/ops/softmax/backward.h"
+#include "frit/ops/softmax/whole.h"
 
 namespace frit {
 
@@ -11,6 +12,17 @@ void softmax_backward_gpu(Context& context, const Tensor& dy, const Tensor& x, c
   const int instance = choose_softmax_instance(context, "softmax_backward", x, args, two_dtypes);
   SoftmaxShape s = softmax_shape(x, args, dx);
   s.dy_stride = dy.row_stride();
+  if (const int vectors = softmax_whole_vectors(instance, x.dim(1)); vectors && softmax_rows_whole(x, args, dx, dy)) {
+    const auto start = [&](auto t) {
+      using T = decltype(t);
+      for_softmax_whole(instance, vectors, [&](auto g, auto v) {
+        launch(context, "softmax_backward_whole_kernel", softmax_backward_whole_kernel<T, g, v>,
+               softmax_launch(instance, s.rows), softmax_whole(s), global<const T>(dy), global<const T>(x),
+               global<const float>(lse), global<T>(dx));
+      });
+    };
+    return x.dtype() == DType::kBF16 ? start(bfloat16()) : start(float16());
+  }
   const auto run = [&](auto t, auto tx, auto i) {
     using T = decltype(t);
     using TX = decltype(tx);

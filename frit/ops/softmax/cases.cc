@@ -256,6 +256,14 @@ std::vector<OpCase> softmax_cases() {
            .p_drop = 0.25f,
            .rows_per_head = 2,
            .instances = true});
+    for (int64_t cols : {40, 128, 504, 1000, 1504})  // whole aligned vectors
+      add({.rows = 9,
+           .cols = cols,
+           .dtype = dtype,
+           .y_dtype = dtype,
+           .p_drop = cols == 1000 ? 0.6f : 0.25f,
+           .rows_per_head = 4,
+           .instances = true});
     // Longer than what a block keeps in registers; the row's tail is read again.
     add({.rows = 2, .cols = 8211, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.2f, .instances = true});
     add({.rows = 3, .cols = 700, .dtype = dtype, .y_dtype = dtype, .mask = true, .p_drop = 0.2f});

@@ -1,4 +1,5 @@
 #include "frit/ops/softmax/forward.h"
+#include "frit/ops/softmax/whole.h"
 
 namespace frit {
 
@@ -10,6 +11,18 @@ void softmax_forward_gpu(Context& context, const Tensor& x, const SoftmaxArgs& a
   const bool two_dtypes = y.dtype() != x.dtype();
   const int instance = choose_softmax_instance(context, "softmax_forward", x, args, two_dtypes);
   const SoftmaxShape s = softmax_shape(x, args, y);
+  if (const int vectors = softmax_whole_vectors(instance, x.dim(1));
+      vectors && softmax_rows_whole(x, args, y, Tensor())) {
+    const auto start = [&](auto t) {
+      using T = decltype(t);
+      for_softmax_whole(instance, vectors, [&](auto g, auto v) {
+        launch(context, "softmax_forward_whole_kernel", softmax_forward_whole_kernel<T, g, v>,
+               softmax_launch(instance, s.rows), softmax_whole(s), global<const T>(x), global<T>(y),
+               global<float>(lse));
+      });
+    };
+    return x.dtype() == DType::kBF16 ? start(bfloat16()) : start(float16());
+  }
   const auto run = [&](auto t, auto ty, auto i) {
     using T = decltype(t);
     using TY = decltype(ty);
