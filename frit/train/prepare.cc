@@ -99,8 +99,7 @@ TransformerConfig config_of(const TrainConfig& config, std::optional<Vocabularie
   if (m.init_from.empty()) {
     c = TransformerConfig::preset(m.preset);
   } else {
-    const std::string path = (fs::path(m.init_from) / "config.json").string();
-    c = TransformerConfig::from_json(read_file(path), path);
+    c = TransformerConfig::read(m.init_from);
   }
   const auto size = [](int64_t from, int64_t* to) {
     if (from > 0) *to = from;
