@@ -149,7 +149,10 @@ TransformerConfig TransformerConfig::from_json(std::string_view text, std::strin
         file);
   const bool marian = model_type == "marian", fsmt = model_type == "fsmt";
   if (!marian && !fsmt && model_type != "frit-transformer")
-    fail("[config] {}: model_type is \"{}\", expected marian, fsmt or frit-transformer", file, model_type);
+    fail(
+        "[config] {}: model_type is \"{}\", expected marian, fsmt or frit-transformer, or fairseq's arguments "
+        "(encoder_embed_dim ...)",
+        file, model_type);
 
   TransformerConfig c;  // transformers' defaults of MarianConfig and FSMTConfig
   c.encoder_layers = c.decoder_layers = 12;
