@@ -137,6 +137,7 @@ struct Vocabulary {
 
 struct SpecialTokens {
   std::string eos = "</s>", unk = "<unk>", pad = "<pad>";
+  std::string bos;  // shows as no text; empty: there is none
 };
 
 // The byte of a piece such as <0xC3>, or -1.
@@ -186,13 +187,14 @@ std::shared_ptr<const Vocabulary> make_vocabulary(const VocabularyJson& json, co
   };
   vocabulary->eos = require(special.eos), vocabulary->unk = require(special.unk),
   vocabulary->pad = require(special.pad);
+  const int32_t bos = special.bos.empty() ? -1 : vocabulary->find(special.bos);
   for (size_t i = 0; i < vocabulary->tokens.size(); ++i) {
     const std::string& token = vocabulary->tokens[i];
     const auto id = static_cast<int32_t>(i);
     const int byte = byte_of(token);
     Kind kind = Kind::kText;
     std::string text;
-    if (id == vocabulary->eos || id == vocabulary->pad) {
+    if (id == vocabulary->eos || id == vocabulary->pad || id == bos) {
       kind = Kind::kSpecial;
     } else if (id == vocabulary->unk) {
       kind = Kind::kUnknown;
@@ -231,17 +233,18 @@ struct SideTables {
 
   void build(const std::string& path) {
     const auto& p = model->processor;
-    int32_t known = 0;
+    int32_t known = 0, known_texts = 0;
     for (int piece = 0; piece < p.GetPieceSize(); ++piece) {
       const std::string& text = p.IdToPiece(piece);
       const int32_t id = vocabulary->find(text);
       known += id >= 0;
+      known_texts += id >= 0 && !p.IsUnknown(piece) && !p.IsControl(piece);
       id_of_piece.push_back(id >= 0 ? id : vocabulary->unk);
       if (id >= 0 && !p.IsUnknown(piece) && !p.IsControl(piece) && !p.IsByte(piece) && !p.IsUnused(piece))
         subwords.add(text, id, p.GetScore(piece));
     }
-    // A foreign vocabulary would turn everything into <unk>.
-    if (known * 2 < p.GetPieceSize())
+    // A foreign vocabulary would turn everything into <unk>. One of a single language may lack most of a joint model's.
+    if (known_texts * 2 < std::min(p.GetPieceSize(), static_cast<int>(vocabulary->tokens.size())))
       fail("[tokenizer] {}: only {} of its {} pieces are in the vocabulary", path, known, p.GetPieceSize());
   }
 };
@@ -297,6 +300,99 @@ VocabularyJson vocabulary_of(const Model& model) {
   for (int i = 0; i < model.processor.GetPieceSize(); ++i) json[model.processor.IdToPiece(i)] = i;
   json["<pad>"] = model.processor.GetPieceSize();
   return json;
+}
+
+// A fairseq dictionary: four special tokens, then a token and its count a line. A token that is there already may come
+// again with a mark, and has the later id then.
+VocabularyJson read_dictionary(const std::string& path) {
+  constexpr std::string_view kOverwrite = "#fairseq:overwrite";
+  const std::string text = read_file(path);
+  VocabularyJson json = {{"<s>", 0}, {"<pad>", 1}, {"</s>", 2}, {"<unk>", 3}};
+  int32_t id = 4, number = 0;
+  for (std::string_view rest = text; !rest.empty();) {
+    const size_t end = std::min(rest.find('\n'), rest.size());
+    std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    ++number;
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    // The last field, or "" if there is none to part.
+    const auto cut = [&]() -> std::string_view {
+      const size_t space = line.rfind(' ');
+      if (space == std::string_view::npos) return {};
+      const std::string_view field = line.substr(space + 1);
+      line = line.substr(0, space);
+      return field;
+    };
+    std::string_view count = cut();
+    const bool overwrite = count == kOverwrite;
+    if (overwrite) count = cut();
+    if (line.empty() || count.empty() || count.find_first_not_of("-0123456789") != std::string_view::npos)
+      fail("[tokenizer] {}:{}: expected a token, a space and its count", path, number);
+    if (first_invalid_utf8(line) >= 0) fail("[tokenizer] {}:{}: invalid UTF-8", path, number);
+    const std::string token(line);
+    if (json.contains(token) && !overwrite)
+      fail("[tokenizer] {}:{}: {} is there already, and the line has no {}", path, number, token, kOverwrite);
+    json[token] = id++;
+  }
+  return json;
+}
+
+struct FairseqFiles {
+  std::string source_dictionary, target_dictionary;  // empty: the directory has no dictionary
+  std::string source_model, target_model;
+  std::string source_language, target_language;
+};
+
+// The text side of a directory with a fairseq checkpoint: dict.txt, or dict.SOURCE.txt and dict.TARGET.txt with the
+// languages of config.json; source.spm and target.spm, or one model for both.
+// Errors: frit::Error if the rest of them is missing, and for subword-nmt's BPE.
+FairseqFiles find_fairseq_files(const std::string& base) {
+  namespace fs = std::filesystem;
+  const auto there = [&](const std::string& name) { return fs::exists(base + name); };
+  FairseqFiles files;
+  if (there("config.json")) {
+    const Json config = parse_json(base + "config.json");
+    const auto language = [&](const char* key, size_t index) {
+      if (!config.is_object()) return std::string();
+      if (const auto it = config.find(key); it != config.end() && it->is_string()) return it->get<std::string>();
+      if (const auto it = config.find("langs"); it != config.end() && it->is_array() && it->size() == 2)
+        if ((*it)[index].is_string()) return (*it)[index].get<std::string>();
+      return std::string();
+    };
+    files.source_language = language("source_lang", 0), files.target_language = language("target_lang", 1);
+  }
+  const std::string source = "dict." + files.source_language + ".txt",
+                    target = "dict." + files.target_language + ".txt";
+  if (there("dict.txt")) {
+    files.source_dictionary = files.target_dictionary = base + "dict.txt";
+  } else if (!files.source_language.empty() && !files.target_language.empty() && there(source) && there(target)) {
+    files.source_dictionary = base + source, files.target_dictionary = base + target;
+  }
+  if (there("source.spm") && there("target.spm")) {
+    files.source_model = base + "source.spm", files.target_model = base + "target.spm";
+    return files;
+  }
+  for (const char* name : {"sentencepiece.bpe.model", "sentencepiece.model", "spm.model"})
+    if (files.source_model.empty() && there(name)) files.source_model = files.target_model = base + name;
+  const bool has_model = !files.source_model.empty(), has_dictionary = !files.source_dictionary.empty();
+  if (has_model && !has_dictionary)
+    fail(
+        "[tokenizer] {} has neither vocab.json nor a dictionary: expected dict.txt, or {} and {} (the languages are "
+        "source_lang and target_lang of config.json)",
+        base, source, target);
+  if (has_model) return files;
+  for (const char* name : {"bpecodes", "codes", "merges.txt", "vocab-src.json"})
+    if (there(name))
+      fail(
+          "[tokenizer] {}{} belongs to subword-nmt's BPE, with which Frit cannot read and write text: it takes "
+          "SentencePiece models. Token ids work: Transformer and Generator (frit/infer/generate.h)",
+          base, name);
+  if (has_dictionary)
+    fail(
+        "[tokenizer] {} has a dictionary, but no SentencePiece model: expected source.spm and target.spm, "
+        "sentencepiece.bpe.model, sentencepiece.model or spm.model",
+        base);
+  return files;
 }
 
 struct SampledPair {
@@ -369,6 +465,21 @@ Tokenizer Tokenizer::train(const std::string& source_path, const std::string& ta
 Tokenizer Tokenizer::load(const std::string& directory) {
   const std::string base = directory.empty() || directory.back() == '/' ? directory : directory + "/";
   Impl settings;
+  if (!std::filesystem::exists(base + "vocab.json")) {
+    if (const FairseqFiles files = find_fairseq_files(base); !files.source_dictionary.empty()) {
+      settings.special.bos = "<s>";
+      settings.languages[0] = files.source_language, settings.languages[1] = files.target_language;
+      const VocabularyJson source_vocabulary = read_dictionary(files.source_dictionary);
+      VocabularyJson target_vocabulary = read_dictionary(files.target_dictionary);
+      const bool joined = source_vocabulary == target_vocabulary;
+      auto source = make_model(read_file(files.source_model), files.source_model);
+      auto target = files.source_model == files.target_model
+                        ? source
+                        : make_model(read_file(files.target_model), files.target_model);
+      return Tokenizer(Impl::make(source, target, source_vocabulary, joined ? nullptr : &target_vocabulary,
+                                  std::move(settings), base));
+    }
+  }
   bool separate = false;
   if (std::filesystem::exists(base + "tokenizer_config.json")) {
     const Json config = parse_json(base + "tokenizer_config.json");
@@ -383,6 +494,7 @@ Tokenizer Tokenizer::load(const std::string& directory) {
     text_of("eos_token", &settings.special.eos);
     text_of("unk_token", &settings.special.unk);
     text_of("pad_token", &settings.special.pad);
+    text_of("bos_token", &settings.special.bos);
     text_of("source_lang", &settings.languages[0]);
     text_of("target_lang", &settings.languages[1]);
     if (const auto it = config.find("separate_vocabs"); it != config.end() && it->is_boolean())
@@ -420,6 +532,7 @@ void Tokenizer::save(const std::string& directory, const std::string& source_lan
   const std::string target_name = target_language.empty() ? impl_->languages[1] : target_language;
   Json special = {
       {"eos_token", impl_->special.eos}, {"unk_token", impl_->special.unk}, {"pad_token", impl_->special.pad}};
+  if (!impl_->special.bos.empty()) special["bos_token"] = impl_->special.bos;
   Json config = special;
   config["tokenizer_class"] = "MarianTokenizer";
   config["source_lang"] = source_name.empty() ? Json() : Json(source_name);

@@ -60,8 +60,10 @@ class Tokenizer {
   // Errors: frit::Error for bad files or a vocabulary that the text cannot fill; std::invalid_argument for bad options.
   static Tokenizer train(const std::string& source_path, const std::string& target_path,
                          const TokenizerTraining& options, const TextOptions& text = {}, TextCounts* counts = nullptr);
-  // Reads source.spm, target.spm, vocab.json and, if there, target_vocab.json and tokenizer_config.json.
-  // Errors: frit::Error if a file is missing, broken, or does not fit the others.
+  // Reads source.spm, target.spm, vocab.json and, if there, target_vocab.json and tokenizer_config.json. Without
+  // vocab.json: fairseq's dictionaries, dict.txt or dict.SOURCE.txt and dict.TARGET.txt (config.json has the
+  // languages), with the same models or one for both (sentencepiece.bpe.model, sentencepiece.model, spm.model). Errors:
+  // frit::Error if a file is missing, broken, or does not fit the others.
   static Tokenizer load(const std::string& directory);
   // Writes those files and special_tokens_map.json, so that transformers.MarianTokenizer loads the directory. Each file
   // is written to a temporary name and renamed. languages ("en", "de") may be empty.

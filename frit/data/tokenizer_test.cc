@@ -236,6 +236,67 @@ TEST(Tokenizer, IdsComeFromVocabJsonAndLanguageCodesFirst) {
   EXPECT_EQ(t.decode(t.encode(Side::kTarget, "das grüne Haus")), "das grüne Haus");
 }
 
+// A directory with fairseq's dictionaries: <s>, <pad>, </s>, <unk>, then the lines of a file, most frequent first.
+TEST(Tokenizer, IdsComeFromFairseqDictionaries) {
+  TemporaryDirectory marian, dir;
+  const Tokenizer trained = train({.vocabulary = 150, .byte_fallback = false});
+  trained.save(marian.path());
+  dir.write("sentencepiece.bpe.model", read_file(marian / "source.spm"));
+  std::string all, fewer;
+  for (int32_t id = 148; id >= 2; --id) {
+    const std::string line = trained.token(id) + " " + std::to_string(id) + "\n";
+    all += line;
+    if (id >= 60) fewer += line;
+  }
+  dir.write("dict.txt", all + "madeupword0000 0\n");
+  const std::string text = "the green house", german = "das grüne Haus";
+  {
+    const Tokenizer t = Tokenizer::load(dir.path());
+    EXPECT_EQ(t.pad_id(), 1);
+    EXPECT_EQ(t.eos_id(), 2);
+    EXPECT_EQ(t.unk_id(), 3);
+    EXPECT_EQ(t.id_of("<s>"), 0);
+    EXPECT_EQ(t.vocabulary_size(Side::kSource), 4 + 147 + 1);
+    EXPECT_FALSE(t.separate_vocabularies());
+    std::vector<int32_t> expected;
+    for (const int32_t id : trained.encode(Side::kSource, text)) expected.push_back(4 + 148 - id);
+    EXPECT_EQ(t.encode(Side::kSource, text), expected);
+    std::vector<int32_t> ids = t.encode(Side::kTarget, german);
+    ids.insert(ids.begin(), 0), ids.push_back(2);
+    EXPECT_EQ(t.decode(ids), german);
+    // What is saved has the layout of a Marian directory and the same ids.
+    t.save(dir / "saved");
+    const Tokenizer back = Tokenizer::load(dir / "saved");
+    EXPECT_EQ(back.hash(), t.hash());
+    EXPECT_EQ(back.decode(ids), german);
+  }
+  // A dictionary of each language, which may lack most pieces of the one model.
+  std::filesystem::remove(dir / "dict.txt");
+  EXPECT_NE(error_of([&] { Tokenizer::load(dir.path()); }).find("expected dict.txt"), std::string::npos);
+  dir.write("dict.en.txt", fewer);
+  dir.write("dict.de.txt", all);
+  for (const char* config : {R"({"source_lang": "en", "target_lang": "de"})", R"({"langs": ["en", "de"]})"}) {
+    dir.write("config.json", config);
+    const Tokenizer t = Tokenizer::load(dir.path());
+    EXPECT_TRUE(t.separate_vocabularies());
+    EXPECT_EQ(t.vocabulary_size(Side::kSource), 4 + 89);
+    EXPECT_EQ(t.vocabulary_size(Side::kTarget), 4 + 147);
+    EXPECT_EQ(t.decode(t.encode(Side::kTarget, german)), german);
+  }
+  const auto with = [&](const std::string& dictionary) {
+    dir.write("dict.txt", dictionary);
+    return error_of([&] { Tokenizer::load(dir.path()); });
+  };
+  EXPECT_NE(with(all + "lonely\n").find("dict.txt:148: expected a token, a space and its count"), std::string::npos);
+  EXPECT_NE(with(all + "<unk> 7\n").find("dict.txt:148: <unk> is there already"), std::string::npos);
+  EXPECT_EQ(with(all + "<unk> 7 #fairseq:overwrite\n"), "no error");
+  EXPECT_EQ(Tokenizer::load(dir.path()).unk_id(), 4 + 147);
+  std::filesystem::remove(dir / "sentencepiece.bpe.model");
+  EXPECT_NE(with(all).find("no SentencePiece model"), std::string::npos);
+  dir.write("bpecodes", "#version: 0.2\n");
+  EXPECT_NE(with(all).find("bpecodes belongs to subword-nmt's BPE"), std::string::npos);
+}
+
 TEST(Tokenizer, EqualsTransformersOnAMarianDirectory) {
   // tools/data/make_tokenizer_golden.py made this directory and golden.json.
   const char* root = std::getenv("FRIT_SOURCE_DIR");

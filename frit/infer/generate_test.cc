@@ -109,8 +109,9 @@ TEST_P(Goldens, TokensAndScoresOfTransformers) {
   }
   EXPECT_GE(compared, static_cast<int64_t>(8 * sources.size()));
 }
-INSTANTIATE_TEST_SUITE_P(Marian, Goldens,
-                         testing::Combine(testing::Values("marian_tiny", "marian_separate", "marian_uneven"),
+INSTANTIATE_TEST_SUITE_P(Transformers, Goldens,
+                         testing::Combine(testing::Values("marian_tiny", "marian_separate", "marian_uneven",
+                                                          "fairseq_fsmt", "fairseq_args"),
                                           testing::Bool()));
 
 TransformerConfig small_config() {

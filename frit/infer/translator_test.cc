@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
 #include <sstream>
 
 #include "frit/data/test_corpus.h"
+#include "frit/models/format/safetensors.h"
 
 namespace frit {
 namespace {
@@ -55,6 +57,48 @@ TEST_F(Translating, DirectorysSettingsAreTheDefault) {
   ASSERT_EQ(defaults.generate.bad_words.size(), 1u);
   EXPECT_EQ(defaults.generate.bad_words[0], std::vector<int32_t>{translator.tokenizer().pad_id()});
   defaults.generate.validate(translator.config());
+}
+
+// The same weights and pieces as fairseq has them: its names, its arguments, a dictionary that leads with <s>, <pad>,
+// </s> and <unk>, one SentencePiece model.
+TEST_F(Translating, AFairseqDirectoryTranslatesText) {
+  const TemporaryDirectory directory;
+  const Tokenizer& ours = translator.tokenizer();
+  std::string dictionary;
+  for (int32_t id = 0; id < ours.vocabulary_size(Side::kSource); ++id)
+    if (id != ours.eos_id() && id != ours.pad_id() && id != ours.unk_id()) dictionary += ours.token(id) + " 1\n";
+  directory.write("dict.txt", dictionary);
+  std::filesystem::copy(model_directory() + "/source.spm", directory / "sentencepiece.bpe.model");
+  directory.write("config.json",
+                  R"({"arch": "transformer", "encoder_layers": 1, "decoder_layers": 1, "encoder_embed_dim": 32,
+                      "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_embed_dim": 64,
+                      "share_all_embeddings": true, "max_source_positions": 120, "max_target_positions": 120})");
+  const SafetensorsFile file(model_directory() + "/model.safetensors");
+  std::vector<float> table(static_cast<size_t>(ours.vocabulary_size(Side::kSource) + 1) * 32);
+  convert_to_f32(file.at("model.shared.weight"), table.data());  // a row less: any rows do
+  SafetensorsWriter out(directory / "model.safetensors");
+  out.declare("encoder.embed_tokens.weight", DType::kF32, {static_cast<int64_t>(table.size()) / 32, 32});
+  for (const auto& entry : file.entries())
+    if (entry.name.find("layers.") != std::string::npos) out.declare(entry.name.substr(6), entry.dtype, entry.shape);
+  out.write("encoder.embed_tokens.weight", table.data(), static_cast<int64_t>(table.size() * sizeof(float)));
+  for (const auto& entry : file.entries())
+    if (entry.name.find("layers.") != std::string::npos) out.write(entry.name.substr(6), entry.data, entry.bytes);
+  out.finish();
+
+  Translator theirs(directory.path(), pool);
+  TranslateOptions settings = theirs.default_options();
+  EXPECT_EQ(settings.generate.beam, 5);
+  EXPECT_EQ(settings.generate.start_id, 2);
+  EXPECT_EQ(settings.generate.max_length, 121);
+  settings.generate.max_length = 0, settings.generate.max_new_tokens = 6;
+  const std::string text = made_up_lines(false, 1, 4)[0];
+  const auto lists = theirs.translate(std::span(&text, 1), settings);
+  ASSERT_EQ(lists[0].size(), 1u);
+  EXPECT_EQ(lists[0][0].text, theirs.tokenizer().decode(lists[0][0].tokens));
+  std::vector<int32_t> ids = theirs.tokenizer().encode(Side::kSource, text);
+  ids.push_back(2);
+  const std::vector<GenerateInput> inputs = {{ids, {}, 0}};
+  EXPECT_EQ(theirs.generator().generate(inputs, settings.generate)[0][0].tokens, lists[0][0].tokens);
 }
 
 // On a GPU, or in the simulator where there is none.

@@ -99,8 +99,10 @@ TransformerConfig config_of(const TrainConfig& config, std::optional<Vocabularie
   if (m.init_from.empty()) {
     c = TransformerConfig::preset(m.preset);
   } else {
-    const std::string path = (fs::path(m.init_from) / "config.json").string();
-    c = TransformerConfig::from_json(read_file(path), path);
+    c = TransformerConfig::read(m.init_from);
+    if (c.start_id != c.pad_id)  // as fairseq's do, with </s>
+      fail("[train] the model {} starts its decoder with token {}, training does with the pad token, {}", m.init_from,
+           c.start_id, c.pad_id);
   }
   const auto size = [](int64_t from, int64_t* to) {
     if (from > 0) *to = from;

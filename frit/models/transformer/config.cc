@@ -6,72 +6,16 @@
 #include "frit/core/error.h"
 #include "frit/core/file.h"
 #include "frit/models/format/safetensors.h"
+#include "frit/models/transformer/config_json.h"
+#include "frit/models/transformer/fairseq.h"
 
 namespace frit {
 namespace {
 
+using config_json::parse_object;
+using config_json::Reader;
 using nlohmann::json;
 using nlohmann::ordered_json;
-
-json parse_object(std::string_view text, std::string_view file) {
-  json parsed;
-  try {
-    parsed = json::parse(text.begin(), text.end());
-  } catch (const json::exception& error) {
-    fail("[config] {} is not JSON: {}", file, error.what());
-  }
-  if (!parsed.is_object()) fail("[config] {} is not a JSON object", file);
-  return parsed;
-}
-
-// Reads typed keys of one file; absent and null keys leave the value as it is.
-struct Reader {
-  const json& object;
-  std::string_view file;
-
-  const json* find(const char* key) const {
-    auto it = object.find(key);
-    return it == object.end() || it->is_null() ? nullptr : &*it;
-  }
-  [[noreturn]] void wrong(const char* key, const json& value, const char* expected) const {
-    fail("[config] {}: {} is {}, expected {}", file, key, value.dump(), expected);
-  }
-  void read(const char* key, int64_t& to) const {
-    const json* value = find(key);
-    if (!value) return;
-    if (!value->is_number_integer()) wrong(key, *value, "an integer");
-    to = value->get<int64_t>();
-  }
-  void read(const char* key, double& to) const {
-    const json* value = find(key);
-    if (!value) return;
-    if (!value->is_number()) wrong(key, *value, "a number");
-    to = value->get<double>();
-  }
-  void read(const char* key, bool& to) const {
-    const json* value = find(key);
-    if (!value) return;
-    if (!value->is_boolean()) wrong(key, *value, "true or false");
-    to = value->get<bool>();
-  }
-  void read(const char* key, std::string& to) const {
-    const json* value = find(key);
-    if (!value) return;
-    if (!value->is_string()) wrong(key, *value, "a string");
-    to = value->get<std::string>();
-  }
-  // An id, or a list of ids.
-  void read(const char* key, std::vector<int64_t>& to) const {
-    const json* value = find(key);
-    if (!value) return;
-    const json list = value->is_array() ? *value : json::array({*value});
-    to.clear();
-    for (const json& id : list) {
-      if (!id.is_number_integer()) wrong(key, *value, "an integer or a list of integers");
-      to.push_back(id.get<int64_t>());
-    }
-  }
-};
 
 void check_positive(const char* key, int64_t value) {
   if (value < 1) fail("[config] {} is {}, expected 1 or more", key, value);
@@ -84,13 +28,22 @@ void check_probability(const char* key, double value) {
 }  // namespace
 
 const char* name_of(Positions positions) {
-  return positions == Positions::kSinusoidal ? "sinusoidal" : "learned";
+  switch (positions) {
+    case Positions::kLearned:
+      return "learned";
+    case Positions::kFairseq:
+      return "fairseq";
+    case Positions::kSinusoidal:
+      break;
+  }
+  return "sinusoidal";
 }
 
 Positions parse_positions(std::string_view name) {
   if (name == "sinusoidal") return Positions::kSinusoidal;
   if (name == "learned") return Positions::kLearned;
-  fail("[config] positions are {}, expected sinusoidal or learned", name);
+  if (name == "fairseq") return Positions::kFairseq;
+  fail("[config] positions are {}, expected sinusoidal, learned or fairseq", name);
 }
 
 void TransformerConfig::validate() const {
@@ -107,6 +60,10 @@ void TransformerConfig::validate() const {
   if (d_model % encoder_heads != 0 || d_model % decoder_heads != 0)
     fail("[config] d_model is {}, which {} encoder heads and {} decoder heads do not both divide", d_model,
          encoder_heads, decoder_heads);
+  if (first_position < 0 || first_position > INT32_MAX)
+    fail("[config] first_position is {}, expected 0 or more", first_position);
+  if (positions == Positions::kFairseq && d_model < 4)
+    fail("[config] d_model is {}, but fairseq's sinusoids need 4 or more", d_model);
   if (share_embeddings && source_vocab != target_vocab)
     fail("[config] shared embeddings need one vocabulary: vocab_size is {}, decoder_vocab_size {}", source_vocab,
          target_vocab);
@@ -125,8 +82,10 @@ bool TransformerConfig::marian_compatible(std::string* reason) const {
   const char* why = nullptr;
   if (pre_norm) {
     why = "it normalises before each sublayer (pre-LN), transformers' Marian after it";
-  } else if (positions != Positions::kSinusoidal) {
+  } else if (positions == Positions::kLearned) {
     why = "it learns its positions, transformers' Marian has sinusoidal ones";
+  } else if (positions == Positions::kFairseq || first_position != 0) {
+    why = "its positions are fairseq's, transformers' Marian has sinusoids of other frequencies that begin at 0";
   } else if (share_embeddings && !tie_output) {
     why =
         "source and target share embeddings while the output has its own matrix: transformers' Marian ties all three "
@@ -166,12 +125,13 @@ std::string TransformerConfig::to_json(std::string_view dtype) const {
   j["is_encoder_decoder"] = true;
   j["max_position_embeddings"] = max_positions;
   j["normalize_before"] = pre_norm;
+  if (!marian && positions != Positions::kLearned) j["first_position"] = first_position;
   if (!marian) j["position_embedding_type"] = name_of(positions);
   j["num_hidden_layers"] = encoder_layers;
   j["pad_token_id"] = pad_id;
   j["scale_embedding"] = scale_embedding;
   j["share_encoder_decoder_embeddings"] = share_embeddings;
-  j["static_position_embeddings"] = positions == Positions::kSinusoidal;
+  j["static_position_embeddings"] = positions != Positions::kLearned;
   j["tie_word_embeddings"] = tie_output;
   j["use_cache"] = true;
   j["vocab_size"] = source_vocab;
@@ -183,27 +143,47 @@ TransformerConfig TransformerConfig::from_json(std::string_view text, std::strin
   const Reader in{object, file};
   std::string model_type;
   in.read("model_type", model_type);
-  if (model_type != "marian" && model_type != "frit-transformer")
-    fail("[config] {}: model_type is \"{}\", expected marian or frit-transformer", file, model_type);
-  const bool marian = model_type == "marian";
+  if (holds_fairseq_arguments(text, file))
+    fail(
+        "[config] {} holds fairseq's arguments, which leave the vocabularies' sizes to the tensors: read the directory",
+        file);
+  const bool marian = model_type == "marian", fsmt = model_type == "fsmt";
+  if (!marian && !fsmt && model_type != "frit-transformer")
+    fail(
+        "[config] {}: model_type is \"{}\", expected marian, fsmt or frit-transformer, or fairseq's arguments "
+        "(encoder_embed_dim ...)",
+        file, model_type);
 
-  TransformerConfig c;  // transformers' defaults of MarianConfig
+  TransformerConfig c;  // transformers' defaults of MarianConfig and FSMTConfig
   c.encoder_layers = c.decoder_layers = 12;
   c.d_model = 1024;
   c.encoder_heads = c.decoder_heads = 16;
   c.encoder_ffn_dim = c.decoder_ffn_dim = 4096;
-  c.source_vocab = 58101, c.max_positions = 1024;
-  c.activation = Activation::kGelu;
-  c.scale_embedding = false;
-  c.pad_id = c.start_id = 58100, c.eos_id = 0;
+  c.max_positions = 1024;
+  if (fsmt) {
+    c.source_vocab = 42024;
+    c.activation = Activation::kRelu;
+    c.tie_output = false;
+    c.pad_id = 1, c.eos_id = c.start_id = 2;
+  } else {
+    c.source_vocab = 58101;
+    c.activation = Activation::kGelu;
+    c.scale_embedding = false;
+    c.pad_id = c.start_id = 58100, c.eos_id = 0;
+  }
+  c.target_vocab = c.source_vocab;
 
   in.read("encoder_layers", c.encoder_layers), in.read("decoder_layers", c.decoder_layers);
   in.read("d_model", c.d_model);
   in.read("encoder_attention_heads", c.encoder_heads), in.read("decoder_attention_heads", c.decoder_heads);
   in.read("encoder_ffn_dim", c.encoder_ffn_dim), in.read("decoder_ffn_dim", c.decoder_ffn_dim);
-  in.read("vocab_size", c.source_vocab);
-  c.target_vocab = c.source_vocab;
-  in.read("decoder_vocab_size", c.target_vocab);
+  if (fsmt) {
+    in.read("src_vocab_size", c.source_vocab), in.read("tgt_vocab_size", c.target_vocab);
+  } else {
+    in.read("vocab_size", c.source_vocab);
+    c.target_vocab = c.source_vocab;
+    in.read("decoder_vocab_size", c.target_vocab);
+  }
   in.read("max_position_embeddings", c.max_positions);
   std::string activation = name_of(c.activation);
   in.read("activation_function", activation);
@@ -225,14 +205,26 @@ TransformerConfig TransformerConfig::from_json(std::string_view text, std::strin
     // at once.
     if (!c.tie_output) c.share_embeddings = false;
     if (c.share_embeddings) c.target_vocab = c.source_vocab;
+  } else if (fsmt) {
+    // Post-LN with fairseq's sinusoids, which count from the pad id on; one table for all three uses, or three.
+    c.share_embeddings = c.tie_output;
+    c.positions = Positions::kFairseq, c.first_position = c.pad_id + 1;
   } else {
     in.read("normalize_before", c.pre_norm);
+    in.read("first_position", c.first_position);
     std::string positions = name_of(c.positions);
     in.read("position_embedding_type", positions);
     c.positions = parse_positions(positions);
   }
   c.validate();
   return c;
+}
+
+TransformerConfig TransformerConfig::read(const std::string& directory) {
+  const std::string path = (std::filesystem::path(directory) / "config.json").string();
+  const std::string text = read_file(path);
+  if (holds_fairseq_arguments(text, path)) return fairseq_config(text, path, ModelTensors(directory));
+  return from_json(text, path);
 }
 
 std::vector<std::string> TransformerConfig::preset_names() {
@@ -349,7 +341,9 @@ GenerationConfig GenerationConfig::from_json(std::string_view text, std::string_
 GenerationConfig GenerationConfig::read(const std::string& directory) {
   for (const char* name : {"generation_config.json", "config.json"}) {
     const std::string path = (std::filesystem::path(directory) / name).string();
-    if (std::filesystem::exists(path)) return from_json(read_file(path), path);
+    if (!std::filesystem::exists(path)) continue;
+    const std::string text = read_file(path);
+    return holds_fairseq_arguments(text, path) ? fairseq_generation(text, path) : from_json(text, path);
   }
   fail("[config] {} holds neither generation_config.json nor config.json", directory);
 }

@@ -9,8 +9,12 @@
 
 namespace frit {
 
-enum class Positions : uint8_t { kSinusoidal, kLearned };
-const char* name_of(Positions positions);          // "sinusoidal", "learned"
+enum class Positions : uint8_t {
+  kSinusoidal,  // frequencies 10000^(-2i / H), as transformers' Marian has them
+  kLearned,
+  kFairseq,  // sinusoids with the frequencies exp(-i ln(10000) / (H/2 - 1)) of fairseq and tensor2tensor
+};
+const char* name_of(Positions positions);          // "sinusoidal", "learned", "fairseq"
 Positions parse_positions(std::string_view name);  // Errors: frit::Error with the known names
 
 // Sizes and choices of one model. In comments: the key in config.json.
@@ -25,6 +29,7 @@ struct TransformerConfig {
   Activation activation = Activation::kRelu;               // activation_function
   bool pre_norm = false;                                   // normalize_before (ours; transformers' Marian is post-LN)
   Positions positions = Positions::kSinusoidal;            // position_embedding_type (ours)
+  int64_t first_position = 0;     // first_position (ours): the number that sinusoids give a sentence's first token
   bool share_embeddings = true;   // share_encoder_decoder_embeddings: source and target read one table
   bool tie_output = true;         // tie_word_embeddings: the output projection is the target's table
   bool scale_embedding = true;    // scale_embedding: embeddings times sqrt(H)
@@ -47,9 +52,13 @@ struct TransformerConfig {
 
   // The text of config.json; dtype is what model.safetensors holds ("float32", "bfloat16").
   std::string to_json(std::string_view dtype = "float32") const;
-  // Takes model_type marian and frit-transformer. Keys of other use are ignored, absent ones have MarianConfig's
-  // defaults. Errors: frit::Error naming the key.
+  // Takes model_type marian, fsmt (transformers' port of fairseq's Transformer) and frit-transformer. Keys of other use
+  // are ignored, absent ones have the defaults of transformers' MarianConfig or FSMTConfig. Errors: frit::Error naming
+  // the key.
   static TransformerConfig from_json(std::string_view text, std::string_view file = "config.json");
+  // config.json of a model directory; it may also hold the arguments of a fairseq training, whose vocabularies' sizes
+  // model.safetensors tells (see fairseq.h). Errors: frit::Error naming file and key.
+  static TransformerConfig read(const std::string& directory);
 
   // transformer-tiny (the demo), -small, -base, -big; sizes alone, vocabulary and ids are the caller's.
   // Errors: frit::Error with the known names.
@@ -79,7 +88,8 @@ struct GenerationConfig {
   // Missing keys have transformers' defaults (20 new tokens). Unknown keys are ignored. Errors: frit::Error naming the
   // key.
   static GenerationConfig from_json(std::string_view text, std::string_view file = "generation_config.json");
-  // generation_config.json of a model directory; if there is none, config.json, where older releases kept these keys.
+  // generation_config.json of a model directory; if there is none, config.json, where older releases kept these keys;
+  // for a fairseq training's arguments what fairseq-generate does.
   static GenerationConfig read(const std::string& directory);
 };
 

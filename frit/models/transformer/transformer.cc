@@ -9,6 +9,7 @@
 
 #include "frit/core/file.h"
 #include "frit/models/format/safetensors.h"
+#include "frit/models/transformer/fairseq.h"
 #include "frit/ops/column_sum/column_sum.h"
 #include "frit/ops/cross_keys_values/cross_keys_values.h"
 #include "frit/ops/gemm/gemm.h"
@@ -211,17 +212,26 @@ Block Transformer::place(const void* bytes, size_t count, DType dtype) const {
 }
 
 void Transformer::make_positions() {
-  if (config_.positions != Positions::kSinusoidal) return;
-  // All sines, then all cosines, as transformers' Marian has them; the angles in double.
-  const int64_t P = config_.max_positions, H = config_.d_model, sines = (H + 1) / 2;
+  if (config_.positions == Positions::kLearned) return;
+  // All sines, then all cosines.
+  const int64_t P = config_.max_positions, H = config_.d_model;
+  const bool fairseq = config_.positions == Positions::kFairseq;
+  const int64_t half = fairseq ? H / 2 : (H + 1) / 2;
   const DType dtype = compute_dtype(workspace_->precision());
   std::vector<uint8_t> table(static_cast<size_t>(P * H * size_of(dtype)));
   for (int64_t column = 0; column < H; ++column) {
-    const int64_t i = column < sines ? column : column - sines;
+    const int64_t i = column < half ? column : column - half;
+    // Marian's angles are in double. fairseq's are rounded to fp32, as those that its models were trained with; an odd
+    // width leaves its last column 0.
     const double divisor = std::pow(10000.0, 2.0 * static_cast<double>(i) / static_cast<double>(H));
+    const auto step = static_cast<float>(-std::log(10000.0) / static_cast<double>(half - 1));
+    const auto frequency = static_cast<float>(std::exp(static_cast<double>(static_cast<float>(i) * step)));
     for (int64_t p = 0; p < P; ++p) {
-      const double angle = static_cast<double>(p) / divisor;
-      const float value = static_cast<float>(column < sines ? std::sin(angle) : std::cos(angle));
+      const int64_t place = p + config_.first_position;
+      const double angle =
+          fairseq ? static_cast<double>(static_cast<float>(place) * frequency) : static_cast<double>(place) / divisor;
+      float value = static_cast<float>(column < half ? std::sin(angle) : std::cos(angle));
+      if (fairseq && column >= 2 * half) value = 0;
       uint8_t* to = table.data() + (p * H + column) * size_of(dtype);
       if (dtype == DType::kF32) {
         std::memcpy(to, &value, sizeof(value));
@@ -534,18 +544,17 @@ void Transformer::set_logits_bias(const std::vector<float>& values) {
 }
 
 std::unique_ptr<Transformer> Transformer::load(const std::string& directory, const Options& options) {
-  const std::string path = (std::filesystem::path(directory) / "config.json").string();
-  auto model = std::make_unique<Transformer>(TransformerConfig::from_json(read_file(path), path), options);
+  auto model = std::make_unique<Transformer>(TransformerConfig::read(directory), options);
   model->load_weights(directory);
   return model;
 }
 
 void Transformer::load_weights(const std::string& directory) {
-  const ModelTensors tensors(directory);
+  const CheckpointTensors tensors(directory, config_);
   const ParameterLayout& layout = workspace_->layout();
   // Files may hold tied tensors under any of their names, and tensors that follow from the configuration.
   std::set<std::string> known = {"final_logits_bias"};
-  if (config_.positions == Positions::kSinusoidal)
+  if (config_.positions != Positions::kLearned)
     known.insert({"model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"});
   std::vector<std::string> problems;
   std::vector<float> values;
@@ -572,11 +581,11 @@ void Transformer::load_weights(const std::string& directory) {
       } else if (!unread && (found->dtype != entry->dtype || found->bytes != entry->bytes ||
                              std::memcmp(found->data, entry->data, static_cast<size_t>(entry->bytes)) != 0)) {
         problems.push_back(
-            fmt::format("{} and {} are tied by the configuration but differ in the file", entry->name, name));
+            fmt::format("{} and {} are tied by the configuration but differ in the file", entry->name, found->name));
       }
     }
     if (!entry) {
-      problems.push_back(fmt::format("{} {} is missing", slice.name, slice.shape.to_string()));
+      problems.push_back(fmt::format("{} {} is missing", tensors.file_name(slice.name), slice.shape.to_string()));
     } else if (!(entry->shape == slice.shape)) {
       problems.push_back(fmt::format("{} is {} in the file, the configuration says {}", entry->name,
                                      entry->shape.to_string(), slice.shape.to_string()));
@@ -597,9 +606,9 @@ void Transformer::load_weights(const std::string& directory) {
                                      entry->shape.to_string(), config_.target_vocab));
     }
   }
-  for (const std::string& name : tensors.names())
+  for (const auto& [name, entry] : tensors.entries())
     if (!known.count(name))
-      problems.push_back(fmt::format("{} {} is not part of the model", name, tensors.find(name)->shape.to_string()));
+      problems.push_back(fmt::format("{} {} is not part of the model", entry.name, entry.shape.to_string()));
   if (!problems.empty()) {
     std::string list;
     constexpr size_t kShown = 20;

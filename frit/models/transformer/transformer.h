@@ -161,8 +161,8 @@ class Transformer {
   void set_logits_bias(const std::vector<float>& values);
 
   // Reads a directory as Frit or transformers' save_pretrained writes it: config.json and model.safetensors (or
-  // shards), in f32, bf16 or f16. Errors: frit::Error naming each tensor that is missing, unexpected or of another
-  // shape.
+  // shards), in f32, bf16 or f16; or one with a fairseq checkpoint's tensors and arguments (see fairseq.h). Errors:
+  // frit::Error naming each tensor that is missing, unexpected or of another shape.
   static std::unique_ptr<Transformer> load(const std::string& directory, const Options& options);
   void load_weights(const std::string& directory);
   // Writes config.json, generation_config.json and model.safetensors (temporary names, flushed, renamed); creates the
