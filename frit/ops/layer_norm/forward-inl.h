@@ -93,10 +93,11 @@ FRIT_DEVICE void moments_of_parts(Part<T, K> (&x)[R], const int (&columns)[R], M
       float s = 0, q = 0;
       FRIT_UNROLL
       for (int i = 0; i < N; ++i) {
-        const float d = (whole ? left > 0 : i < left) ? v[i] - rough : 0.0f;
+        const float d = whole || i < left ? v[i] - rough : 0.0f;
         s += d;
         q = fmaf(d, d, q);
       }
+      if (whole && left <= 0) s = q = 0;
       both[r] += s, both[R + r] += q;
     }
     result[r].rough = rough, result[r].count = count;
@@ -335,10 +336,10 @@ layer_norm_forward_rows_kernel(Rows in, Global<const T> gamma, Global<const T> b
   }
 
   if (live == 0) return;
-  float scale[R];
+  float scale[R], left[R];  // left: what elements still lie above the mean by after rough is taken off, times -scale
   FRIT_UNROLL
   for (int r = 0; r < R; ++r) {
-    scale[r] = rstd_of(m[r].squares, all, eps);
+    scale[r] = rstd_of(m[r].squares, all, eps), left[r] = m[r].left * -scale[r];
     if (r < live && part == 0 && lane() == 0) {
       if (mean) store(mean, row + r, rough[r] + m[r].left);
       if (rstd) store(rstd, row + r, scale[r]);
@@ -354,7 +355,7 @@ layer_norm_forward_rows_kernel(Rows in, Global<const T> gamma, Global<const T> b
       for (int r = 0; r < R; ++r) {
         Vec<float, N> v = to_float(held[r].v[k]);
         FRIT_UNROLL
-        for (int i = 0; i < N; ++i) v[i] = fmaf((v[i] - rough[r] - m[r].left) * scale[r], g[i], b[i]);
+        for (int i = 0; i < N; ++i) v[i] = fmaf(fmaf(v[i] - rough[r], scale[r], left[r]), g[i], b[i]);
         held[r].v[k] = from_float<T>(v);
       }
     }
