@@ -174,7 +174,7 @@ void GpuGenerator::reserve(const Extent& wanted) {
   s.width = e.width;
   s.live = i32({1}), s.live_sentence = i32({n}), s.position = i32({1});
   s.ids = i32({2, slots, P}), s.origin = i32({2, slots, P});
-  s.scores = f32({slots}), s.ended = i32({slots});
+  s.scores = f32({slots}), s.ended = i32({slots}), s.broken = i32({n});
   s.done_scores = f32({slots}), s.done_length = i32({slots}), s.done_column = i32({slots}),
   s.done_ids = i32({P, slots});
   s.token_scores = e.token_scores ? f32({2, slots, P}) : Tensor();
@@ -210,7 +210,7 @@ void GpuGenerator::reserve(const Extent& wanted) {
     at += bytes_of(part);
   }
   staging_ = gpu_.allocate_pinned(static_cast<size_t>(bytes));
-  results_ = gpu_.allocate_pinned(static_cast<size_t>(4 * slots * (3 + P * (e.token_scores ? 2 : 1))));
+  results_ = gpu_.allocate_pinned(static_cast<size_t>(4 * slots * (4 + P * (e.token_scores ? 2 : 1))));
   const DType dtype = model_.workspace().parameters().dtype();
   report_.state_bytes = tensors_.bytes();
   cross_ = tensors_.make(dtype, {e.source_tokens, std::max<int64_t>(1, layers_) * 2 * H_});
@@ -230,6 +230,7 @@ void GpuGenerator::lay_out(int64_t sentences) {
   state_ = whole_;
   SearchState& s = state_;
   s.live_sentence = part(s.live_sentence, {sentences}), s.prompt = part(s.prompt, {sentences});
+  s.broken = part(s.broken, {sentences});
   s.max_length = part(s.max_length, {sentences}), s.scratch = part(s.scratch, {2 * sentences + 2});
   for (Tensor* t : {&s.ids, &s.origin, &s.token_scores}) *t = part(*t, {2, slots_, P});
   for (Tensor* t : {&s.done_ids, &s.done_token_scores}) *t = part(*t, {P, slots_});
@@ -698,6 +699,7 @@ std::vector<std::vector<Hypothesis>> GpuGenerator::collect(const Call& call, std
   const auto* scores = reinterpret_cast<const float*>(fetch(state_.done_scores, slots));
   const auto* lengths = reinterpret_cast<const int32_t*>(fetch(state_.done_length, slots));
   const auto* columns = reinterpret_cast<const int32_t*>(fetch(state_.done_column, slots));
+  const auto* broken = reinterpret_cast<const int32_t*>(fetch(state_.broken, static_cast<int64_t>(inputs.size())));
   const auto* ids = reinterpret_cast<const int32_t*>(fetch(state_.done_ids, steps * slots));
   const float* token_scores =
       o.token_scores ? reinterpret_cast<const float*>(fetch(state_.done_token_scores, steps * slots)) : nullptr;
@@ -708,6 +710,11 @@ std::vector<std::vector<Hypothesis>> GpuGenerator::collect(const Call& call, std
 
   std::vector<std::vector<Hypothesis>> results(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
+    if (broken[i] != 0) {
+      const DType dtype = model_.workspace().parameters().dtype();
+      fail("[generate] the logits of sentence {} of the batch hold a NaN{}", i,
+           dtype == DType::kF16 ? ": the model's numbers may not fit fp16; bf16 and fp32 have room" : "");
+    }
     const int64_t first = static_cast<int64_t>(i) * width;
     const auto prefix = static_cast<int64_t>(inputs[i].prefix.size());
     std::vector<int64_t> order;

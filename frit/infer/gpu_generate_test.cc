@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <random>
 
@@ -459,4 +460,27 @@ TEST(GpuGenerate, ImpossibleThingsAreErrors) {
 }
 
 }  // namespace
+// The CPU says so too.
+TEST(GpuGenerate, NanIsAnError) {
+  Pair pair;
+  std::vector<float> bias(61, 0.0f);
+  bias[7] = std::numeric_limits<float>::quiet_NaN();
+  pair.gpu_model.set_logits_bias(bias);
+  pair.on_gpu->refresh();
+  const auto sources = random_sources(3, 1);
+  std::vector<GenerateInput> inputs;
+  for (const auto& source : sources) inputs.push_back({source, {}, 0});
+  for (const bool sampling : {false, true})
+    for (const int64_t beam : {1, 2}) {
+      GenerateOptions o = tiny_options();
+      o.sampling = sampling, o.beam = sampling ? 1 : beam;
+      try {
+        pair.on_gpu->generate(inputs, o);
+        ADD_FAILURE() << "no error with beam " << beam;
+      } catch (const Error& e) {
+        EXPECT_NE(std::string(e.what()).find("NaN"), std::string::npos) << e.what();
+      }
+    }
+}
+
 }  // namespace frit

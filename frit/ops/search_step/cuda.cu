@@ -125,6 +125,15 @@ search_step_kernel(State s, Step x, Places at, Global<const T> logits, int64_t l
   if (me < x.held) store(settings.near, me, setting);
   if (me == 0) store(counters, 2, 0u);
   barrier();
+  // What the rest of the block does not wait for: a thread that has little else to do.
+  if (me == kThreads - 1 && s.broken && x.lse && entry < live) {
+    bool bad = false;
+    for (int b = 0; b < k; ++b) {
+      const float lse = load(x.lse, row + b);
+      bad |= lse != lse;
+    }
+    if (bad) store(s.broken, sentence, 1);
+  }
   const int length = position + 1, side = position & 1;
   const bool active = entry < live, choosing = active && length >= prompt, begun = length > prompt;
   const bool room = length < s.places;
@@ -562,6 +571,7 @@ search_begin_kernel(State s, Global<const int32_t> prompt_ids, Global<const int3
   }
   if (me != 0) return;
   store(s.live_sentence, sentence, static_cast<int32_t>(sentence));
+  if (s.broken) store(s.broken, sentence, 0);
   if (sentence > 0) return;
   store(s.position, 0, 0);
   store(s.live, 0, sentences);
@@ -614,8 +624,8 @@ void search_step_gpu(Context& context, const SearchStepArgs& a) {
   } else {
     x.values = global<const float>(a.values), x.values_stride = a.values.row_stride();
     x.columns = global<const int32_t>(a.columns), x.columns_stride = a.columns.row_stride();
-    x.lse = global<const float>(a.lse);
   }
+  x.lse = global<const float>(a.lse);
   x.count = static_cast<int>(count), x.keep = static_cast<int>(a.keep);
   x.kept = static_cast<int>(std::min(a.keep, a.vocabulary)), x.vocabulary = static_cast<int>(a.vocabulary);
   x.together = static_cast<int>(rows_together(k, count));

@@ -17,7 +17,7 @@ struct State {
   Global<const int32_t> prompt, max_length;
   Global<int32_t> ids, origin;
   Global<float> token_scores, scores;
-  Global<int32_t> ended;
+  Global<int32_t> ended, broken;
   Global<float> done_scores;
   Global<int32_t> done_length, done_column, done_ids;
   Global<float> done_token_scores;
@@ -123,7 +123,7 @@ State state_of(const SearchState& s) {
   d.prompt = global<const int32_t>(s.prompt), d.max_length = global<const int32_t>(s.max_length);
   d.ids = global<int32_t>(s.ids), d.origin = global<int32_t>(s.origin);
   d.token_scores = global<float>(s.token_scores), d.scores = global<float>(s.scores);
-  d.ended = global<int32_t>(s.ended);
+  d.ended = global<int32_t>(s.ended), d.broken = global<int32_t>(s.broken);
   d.done_scores = global<float>(s.done_scores), d.done_length = global<int32_t>(s.done_length);
   d.done_column = global<int32_t>(s.done_column), d.done_ids = global<int32_t>(s.done_ids);
   d.done_token_scores = global<float>(s.done_token_scores);

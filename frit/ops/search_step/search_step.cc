@@ -31,6 +31,7 @@ void check_state(Context& context, const SearchState& s) {
     f32("token_scores", s.token_scores, {2, slots, places});
     f32("done_token_scores", s.done_token_scores, {places, slots});
   }
+  if (s.broken.defined()) i32("broken", s.broken, {sentences});
   i32("scratch", s.scratch, {2 * sentences + 2});
   expect("progress", s.progress, DType::kI64, {1});
   FRIT_CHECK(s.row_ids.rank() == 1, "[search_step] row_ids are {}, expected i32[rows]", s.row_ids.to_string());

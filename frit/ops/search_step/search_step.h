@@ -27,6 +27,7 @@ struct SearchState {
   Tensor token_scores;   // f32 [2, slots, places], optional
   Tensor scores;         // f32 [slots]: running sums
   Tensor ended;          // i32 [slots], greedy and sampling: this hypothesis has ended
+  Tensor broken;         // i32 [sentences], optional: 1 once a log-sum-exp of the sentence was a NaN
   // Hypotheses that have finished, `width` a sentence, best first while beams are searched.
   Tensor done_scores;        // f32 [slots]
   Tensor done_length;        // i32 [slots]: ids behind the start token; 0: none has finished here
