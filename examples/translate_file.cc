@@ -7,10 +7,11 @@
 #include <fstream>
 #include <iostream>
 #include <sstream>
+#include <stdexcept>
 
 #include "frit/infer/translator.h"
 
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   frit::ThreadPool pool;
   frit::TranslatorDevice where;
   if (argc > 3) where.device = argv[3];
@@ -26,7 +27,10 @@ int main(int argc, char** argv) {
 
   std::ifstream file;
   std::istringstream sentences("the small dog sees the red house\n\nthe old man has a green book\n");
-  if (argc > 2) file.open(argv[2]);
+  if (argc > 2) {
+    file.open(argv[2]);
+    if (!file) throw std::runtime_error(std::string("cannot read ") + argv[2]);
+  }
   std::istream& in = argc > 2 ? static_cast<std::istream&>(file) : sentences;
   translator.translate(
       [&]() -> std::optional<std::string> {
@@ -38,4 +42,11 @@ int main(int argc, char** argv) {
           std::cout << fmt::format("{}: {} ({:.2f})\n", line + 1, t.text, t.score);
       },
       options);
+  if (!std::cout.flush()) throw std::runtime_error("the output cannot be written");
+  return 0;
+}
+
+int main(int argc, char** argv) try { return run(argc, argv); } catch (const std::exception& e) {
+  std::cerr << "error: " << e.what() << "\n";
+  return 1;
 }

@@ -29,6 +29,9 @@ while [ $# -gt 0 ]; do
     continue
   fi
   case "$1" in
+    --limit) [ $# -ge 2 ] || { echo "$0: $1 needs a value" >&2; exit 2; } ;;
+  esac
+  case "$1" in
     --limit)
       [[ -v limit[${2%%=*}] && ${2#*=} =~ ^[0-9]+$ ]] || { echo "gpu_decode: --limit $2 is not STAGE=SECONDS" >&2; exit 2; }
       limit[${2%%=*}]=${2#*=}

@@ -37,7 +37,8 @@ void add_plan(CLI::App& app, const Overrides& overrides, Action* action) {
   sub->add_flag("--measure", o->plan.measure, "Time a product and a copy on run.device, to estimate a step's time");
   describe_overrides(*sub);
   sub->footer(
-      "The arena is planned for the largest batch. Nothing is read but the configuration, and nothing is written.\n\n"
+      "The arena is planned for the largest batch, of packed sentences (run.packed and run.planned_memory do not "
+      "count). Nothing is read but the configuration, and nothing is written.\n\n"
       "Examples:\n"
       "  frit plan examples/demo.toml\n"
       "  frit plan --model.preset transformer-big --training.precision bf16-residual --measure");

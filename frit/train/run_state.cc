@@ -114,6 +114,7 @@ std::string text_of(const ConfigKey& key) {
 
 std::string changed_keys(const TrainConfig& before, const TrainConfig& now) {
   TrainConfig a = before, b = now;
+  for (TrainConfig* c : {&a, &b}) c->training.precision = precision_of(*c);  // left open or said: the same
   const auto old_keys = config_keys(a), new_keys = config_keys(b);
   const bool schedule_ends = now.training.schedule == "cosine" || now.training.schedule == "linear";
   std::string list;

@@ -57,6 +57,10 @@ void TransformerConfig::validate() const {
   check_positive("vocab_size", source_vocab);
   check_positive("decoder_vocab_size", target_vocab);
   check_positive("max_position_embeddings", max_positions);
+  constexpr int64_t kMostLayers = 10000;  // a number with some zeros too many would take minutes and all memory
+  if (encoder_layers > kMostLayers || decoder_layers > kMostLayers)
+    fail("[config] encoder_layers is {} and decoder_layers {}, expected at most {}", encoder_layers, decoder_layers,
+         kMostLayers);
   if (d_model % encoder_heads != 0 || d_model % decoder_heads != 0)
     fail("[config] d_model is {}, which {} encoder heads and {} decoder heads do not both divide", d_model,
          encoder_heads, decoder_heads);
