@@ -3,7 +3,7 @@
 
 usage: ctranslate2_translate.py DIR (--input FILE | --ids FILE.json) [--converted CT2DIR] [--beam 4] [--batch-tokens 1024] [--latency-lines 0]
        [--device cpu|cuda] [--compute-type float32|float16|bfloat16] [--threads 2] [--workers 1] [--out OUT.json] [--text OUT.txt] [--repeat 3]
-       ctranslate2_translate.py --case MODEL-SOURCExTARGET-beamK-bN ... [--device cuda] [--compute-type float16] [--repeat 3] [--seconds 60] [--out FILE.json]
+       ctranslate2_translate.py --case [MODEL-SOURCExTARGET-beamK-bN ...] [--device cuda] [--compute-type float16] [--repeat 3] [--seconds 60] [--out FILE.json]
 
 DIR is a Marian model directory. It is converted once with CTranslate2's own converter (needs transformers) into CT2DIR (default DIR/ct2) and reused. That
 converter drops the last row of the vocabulary, taking it for a pad whose embedding is zero; where that is not so the decoder would start from another vector
@@ -12,7 +12,7 @@ each of --workers has threads / workers. Prints one JSON object: tokens_per_s co
 startup_s is loading the converted model and translating one short sentence, import_s importing the package; with --latency-lines the first sentences are
 translated one by one too (latency_ms_p50, latency_ms_p99).
 
---case takes what torch_translate.py and `frit bench decode` take: random weights, outputs of exactly TARGET tokens, one JSON object a case (ms: the median
+--case takes what torch_translate.py and `frit bench decode` take (nothing: the same rows): random weights, outputs of exactly TARGET tokens, one JSON object a case (ms: the median
 call). A wheel built for CUDA 12 finds cuBLAS 13 where a link of the name libcublas.so.12 leads to it.
 """
 import argparse, json, os, pathlib, resource, statistics, sys, tempfile, time
@@ -116,7 +116,7 @@ def measure_case(case, a):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model", type=pathlib.Path, nargs="?")
-    p.add_argument("--case", action="append", nargs="+", default=[])
+    p.add_argument("--case", nargs="*")
     p.add_argument("--input")
     p.add_argument("--ids")
     p.add_argument("--converted", type=pathlib.Path)
@@ -135,9 +135,10 @@ def main():
     p.add_argument("--text")
     a = p.parse_args()
     a.compute_type = a.compute_type or ("float32" if a.device == "cpu" else "float16")
-    if a.case:
+    if a.case is not None:
+        import torch_translate
         begin, rows, broken = time.monotonic(), [], False
-        for case in sum(a.case, []):
+        for case in a.case or torch_translate.CASES:
             try:
                 row = measure_case(case, a) if time.monotonic() - begin < a.seconds else dict(case=case, error="not reached: the time given was over")
             except Exception as error:  # any: the next case goes on
