@@ -303,6 +303,7 @@ int bench_translate(const TranslateBench& o) {
   TranslatorDevice place = o.generate.place();
   if (o.survivors && place.device == "cpu") throw UsageError("--survivors counts on a GPU: add --device cuda");
   place.generator.survivors = o.survivors;
+  if (o.survivors && place.device != "cpu") place.workers = 1;  // they are in the report of one
   Translator translator(directory, pool, place);
   const TranslateOptions options = o.generate.apply(translator);
   // Start-up ends when the first word is translated: laying out the weights may wait until then.
@@ -341,7 +342,9 @@ int bench_translate(const TranslateBench& o) {
                                 {"output_tokens", tokens},
                                 {"beam", options.generate.beam},
                                 {"batch_tokens", options.batch_tokens},
+                                {"batch_sentences", options.batch_sentences},
                                 {"threads", pool.threads()},
+                                {"workers", translator.workers()},
                                 {"startup_s", startup},
                                 {"seconds", times},
                                 {"output_tokens_per_s", static_cast<double>(tokens) / seconds},
@@ -350,12 +353,19 @@ int bench_translate(const TranslateBench& o) {
   if (!alone.empty())
     out["latency_lines"] = alone.size(), out["latency_ms_p50"] = share(0.5), out["latency_ms_p99"] = share(0.99);
   if (place.device != "cpu") {
-    // Of the last call, whose buffers are those of the largest one.
-    const GenerateReport& report = translator.generator().report();
+    // Of all workers, whose buffers are those of their largest calls.
+    int64_t caches = 0, states = 0, arenas = 0, recorded = 0;
+    for (int w = 0; w < translator.workers(); ++w) {
+      const GenerateReport& report = translator.generator(w).report();
+      caches += report.cache_bytes, states += report.state_bytes, arenas += report.arena_bytes;
+      recorded += report.recorded;
+    }
+    const int64_t weights = translator.weight_bytes(), library = translator.library_bytes();
     const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
-    out["cache_mib"] = mib(report.cache_bytes), out["state_mib"] = mib(report.state_bytes);
-    out["arena_mib"] = mib(report.arena_bytes), out["weights_mib"] = mib(translator.weight_bytes());
-    out["gpu_mib"] = mib(report.cache_bytes + report.state_bytes + report.arena_bytes + translator.weight_bytes());
+    out["graphs_recorded"] = recorded;
+    out["cache_mib"] = mib(caches), out["state_mib"] = mib(states), out["arena_mib"] = mib(arenas);
+    out["library_mib"] = mib(library), out["weights_mib"] = mib(weights);
+    out["gpu_mib"] = mib(caches + states + arenas + library + weights);
   }
   if (o.survivors) count_survivors(translator, lines, options, &out);
   std::cout << out.dump(2) << '\n';

@@ -75,6 +75,12 @@ void GenerateFlags::add_to(CLI::App& app) {
   app.add_option("--device", device, "cpu, or cuda in a build that has it (else simulator, for tests)")
       ->check(CLI::IsMember({"cpu", "cuda", "simulator"}))
       ->group(machine);
+  app.add_option(
+         "--workers", workers,
+         fmt::format("On a GPU: batches translated side by side, each in memory of its own; 0: {}", kUsualWorkers))
+      ->type_name("N")
+      ->check(CLI::Range(0, 64))
+      ->group(machine);
   app.add_option("--dtype", dtype, "Weights and activations: fp32, on a GPU also fp16 and bf16")
       ->check(CLI::IsMember({"fp32", "fp16", "bf16"}))
       ->group(machine);
@@ -91,8 +97,11 @@ TranslatorDevice GenerateFlags::place() const {
                                  built_with_cuda() ? "CUDA, not the simulator" : "no CUDA"));
   if (device == "cpu" && dtype != "fp32")
     throw UsageError(fmt::format("--dtype {} needs --device cuda: on the CPU decoding computes in fp32", dtype));
+  if (device == "cpu" && workers > 1)
+    throw UsageError(
+        fmt::format("--workers {} needs --device cuda: on the CPU all --threads work at one batch", workers));
   TranslatorDevice where;
-  where.device = device, where.dtype = dtype;
+  where.device = device, where.dtype = dtype, where.workers = workers;
   where.generator.products = parse_products(products);
   return where;
 }

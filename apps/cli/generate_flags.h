@@ -20,7 +20,7 @@ struct GenerateFlags {
   std::optional<int64_t> batch_tokens, batch_sentences, window_lines;
   bool sample = false;
   std::string prefix;
-  int threads = 0;
+  int threads = 0, workers = 0;
   std::string device = "cpu", dtype = "fp32", products = "auto";
 
   void add_to(CLI::App& app);

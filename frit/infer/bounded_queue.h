@@ -1,4 +1,4 @@
-// A queue between two threads that holds few elements: whoever is ahead waits.
+// A queue between threads that holds few elements: whoever is ahead waits.
 #pragma once
 #include <condition_variable>
 #include <cstddef>

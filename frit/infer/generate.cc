@@ -447,6 +447,13 @@ std::vector<int64_t> Generator::check(std::span<const GenerateInput> inputs, con
   return longest;
 }
 
+void Generator::prepare(std::span<const std::vector<GenerateInput>> batches, const GenerateOptions& options) {
+  std::vector<GpuGenerator::Batch> checked;
+  for (const std::vector<GenerateInput>& batch : batches)
+    if (!batch.empty()) checked.push_back({batch, check(batch, options)});
+  if (gpu_) gpu_->prepare(checked, options);
+}
+
 std::map<std::string, double> Generator::time_parts(std::span<const GenerateInput> inputs,
                                                     const GenerateOptions& options, int64_t position, int replays) {
   if (!gpu_) fail("[generate] parts are timed on a GPU");

@@ -51,6 +51,7 @@ GeneratorOptions::Products parse_products(std::string_view name);  // Errors: fr
 struct GenerateReport {
   int64_t steps = 0;                     // queued, the ones behind the last sentence's end included
   int64_t kernels = 0, products = 0;     // of a step: launched kernels, and products of the library
+  int64_t recorded = 0;                  // graphs, by all calls so far
   double encoder_ms = 0, search_ms = 0;  // by the device's clock
   int64_t cache_bytes = 0, state_bytes = 0, arena_bytes = 0;  // keys and values; all else that is kept; temporaries
   // If GeneratorOptions::survivors: logits that HARS collected of a row, and of how many rows.
@@ -71,7 +72,8 @@ struct GenerateReport {
 class Generator {
  public:
   // context's pool, and on a GPU its gpu, runs the work; its memory and random key are not used. All, and the model,
-  // must outlive this. Errors: std::invalid_argument if the model lies on another device.
+  // must outlive this. Several generators may share a model, each used from a thread of its own: on a GPU with a queue
+  // (frit/backend/queue.h) each. Errors: std::invalid_argument if the model lies on another device.
   Generator(Context& context, const Transformer& model, const GeneratorOptions& how = {});
   ~Generator();
   Generator(const Generator&) = delete;
@@ -84,6 +86,10 @@ class Generator {
   // Errors: std::invalid_argument for options that make no sense, ids outside the vocabulary, an empty source, a source
   // longer than the model's positions, a prefix that leaves no room.
   std::vector<std::vector<Hypothesis>> generate(std::span<const GenerateInput> inputs, const GenerateOptions& options);
+
+  // On a GPU: makes room for each of these batches now, and plans them, so that generate() need not stop for that
+  // between them. Each is what a call would get. Errors: as generate()'s for arguments.
+  void prepare(std::span<const std::vector<GenerateInput>> batches, const GenerateOptions& options);
 
   const TransformerConfig& config() const { return model_.config(); }
   // On a GPU: times the library's proposals for the products that calls so far needed (Gpu::tune_products); later calls

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "frit/backend/queue.h"
 #include "frit/infer/processors.h"
 #include "frit/ops/attention/attention.h"
 #include "frit/ops/beam_select/beam_select.h"
@@ -107,7 +108,8 @@ GpuGenerator::GpuGenerator(Context& context, const Transformer& model, const Gen
       context_(context.pool(), memory_, &gpu_),
       tensors_(gpu_),
       constants_(gpu_) {
-  FRIT_CHECK(model.workspace().device() == &gpu_, "[generate] the model does not lie on the context's GPU");
+  const auto* const at = dynamic_cast<const Gpu*>(model.workspace().device());
+  FRIT_CHECK(at && same_device(*at, gpu_), "[generate] the model does not lie on the context's GPU");
   FRIT_CHECK(how.steps_ahead >= 1, "[generate] steps_ahead is {}, expected 1 or more", how.steps_ahead);
   const TransformerConfig& c = model.config();
   H_ = c.d_model, V_ = c.target_vocab, layers_ = c.decoder_layers, places_ = c.max_positions + 1;
@@ -153,15 +155,19 @@ int64_t GpuGenerator::tune(Tuning& tuning) {
 
 // ---- Buffers ----
 
+void GpuGenerator::Extent::include(const Extent& other) {
+  sentences = std::max(sentences, other.sentences), cache_rows = std::max(cache_rows, other.cache_rows);
+  source_tokens = std::max(source_tokens, other.source_tokens);
+  prompt_tokens = std::max(prompt_tokens, other.prompt_tokens);
+  settings = std::max(settings, other.settings);
+  token_scores = token_scores || other.token_scores;
+}
+
 void GpuGenerator::reserve(const Extent& wanted) {
   Extent e = extent_;
   if (e.width != wanted.width) e.sentences = 0;
   e.width = wanted.width;
-  e.sentences = std::max(e.sentences, wanted.sentences), e.cache_rows = std::max(e.cache_rows, wanted.cache_rows);
-  e.source_tokens = std::max(e.source_tokens, wanted.source_tokens);
-  e.prompt_tokens = std::max(e.prompt_tokens, wanted.prompt_tokens);
-  e.settings = std::max(e.settings, wanted.settings);
-  e.token_scores = e.token_scores || wanted.token_scores;
+  e.include(wanted);
   if (e == extent_) return;
   gpu_.synchronize();
   encoders_.clear(), steps_.clear();
@@ -535,13 +541,20 @@ void GpuGenerator::run(Recorded& recorded, const std::function<void()>& work) {
     replay.finish();
   };
   if (!how_.graphs || how_.survivors) return replayed();
+  // The first run goes without a graph: recording one takes the host longer, and many an encoder's sizes, and some
+  // steps', never come again.
   if (!recorded.graph) {
     const int64_t kernels = gpu_.launches();
     products_ = 0;
-    recorded.graph = gpu_.record(replayed);
+    if (std::exchange(recorded.ran, true)) {
+      recorded.graph = gpu_.record(replayed);
+      ++report_.recorded;
+    } else {
+      replayed();
+    }
     recorded.kernels = gpu_.launches() - kernels, recorded.products = products_;
   }
-  recorded.graph->launch();
+  if (recorded.graph) recorded.graph->launch();
   report_.kernels = recorded.kernels, report_.products = recorded.products;
 }
 
@@ -560,8 +573,8 @@ GpuGenerator::StepKey GpuGenerator::step_key(const Call& call, int64_t sentences
 
 // ---- A call ----
 
-GpuGenerator::Call GpuGenerator::begin(std::span<const GenerateInput> inputs, std::span<const int64_t> longest,
-                                       const GenerateOptions& options) {
+GpuGenerator::Call GpuGenerator::describe(std::span<const GenerateInput> inputs, std::span<const int64_t> longest,
+                                          const GenerateOptions& options) const {
   Call call;
   call.options = &options;
   const int64_t ends = std::max<int64_t>(2, 1 + static_cast<int64_t>(options.eos_ids.size()));
@@ -578,7 +591,7 @@ GpuGenerator::Call GpuGenerator::begin(std::span<const GenerateInput> inputs, st
   call.sentences = bucket_of(S);
   call.encoder = {attention_rounded(tokens, 32), attention_rounded(longest_source, kAttentionLengthStep),
                   call.sentences};
-  Extent wanted;
+  Extent& wanted = call.wanted;
   wanted.width = options.sampling ? options.nbest : options.beam;
   wanted.sentences = call.sentences;
   const int64_t usual = (2 * longest_source + kPositionStep) / kPositionStep * kPositionStep;
@@ -586,22 +599,40 @@ GpuGenerator::Call GpuGenerator::begin(std::span<const GenerateInput> inputs, st
   wanted.source_tokens = call.encoder.tokens, wanted.prompt_tokens = power_of_two(prompts, 16);
   wanted.settings = power_of_two(kSearchLists + static_cast<int64_t>(options.eos_ids.size()) + words + 1, 64);
   wanted.token_scores = options.token_scores;
-  reserve(wanted);
-  lay_out(call.sentences);
+  return call;
+}
 
-  // All plans at first, so that the arena does not grow while steps are on the way.
-  Recorded& encoder = encoders_[call.encoder];
-  ready(encoder, [&] { encode(call.encoder); });
+// All plans of a call at first, so that the arena does not grow while steps are on the way.
+void GpuGenerator::plan(const Call& call) {
+  lay_out(call.sentences);
+  ready(encoders_[call.encoder], [&] { encode(call.encoder); });
   for (const int64_t length : {int64_t{1}, call.longest}) {
-    const StepKey key = step_key(call, wanted.sentences, length);
+    const StepKey key = step_key(call, call.sentences, length);
     ready(steps_[key], [&] { step(key); });
   }
+}
+
+void GpuGenerator::prepare(std::span<const Batch> batches, const GenerateOptions& options) {
+  std::vector<Call> calls;
+  for (const Batch& batch : batches) calls.push_back(describe(batch.inputs, batch.longest, options));
+  if (calls.empty()) return;
+  Extent all = calls.front().wanted;
+  for (const Call& call : calls) all.include(call.wanted);
+  reserve(all);
+  for (const Call& call : calls) plan(call);
+}
+
+GpuGenerator::Call GpuGenerator::begin(std::span<const GenerateInput> inputs, std::span<const int64_t> longest,
+                                       const GenerateOptions& options) {
+  const Call call = describe(inputs, longest, options);
+  reserve(call.wanted);
+  plan(call);
 
   if (survivors_.defined()) gpu_.fill(survivors_.raw(), 0, static_cast<size_t>(survivors_.bytes()));
-  progress().store(S);
+  progress().store(static_cast<int64_t>(inputs.size()));
   began_->record();
   upload(inputs, longest, call);
-  run(encoder, [&] { encode(call.encoder); });
+  run(encoders_[call.encoder], [&] { encode(call.encoder); });
   SearchBeginArgs begin;
   begin.prompt_ids = prompt_ids_, begin.prompt_offsets = prompt_offsets_, begin.count = count_;
   begin.beam = options.beam > 1, begin.state = state_;

@@ -42,6 +42,12 @@ class GpuGenerator {
   GpuGenerator(Context& context, const Transformer& model, const GeneratorOptions& how);
   ~GpuGenerator();
   void refresh();
+  // Room and plans for calls with each of these batches, as generate() would make them one by one. Arguments as there.
+  struct Batch {
+    std::span<const GenerateInput> inputs;
+    std::vector<int64_t> longest;
+  };
+  void prepare(std::span<const Batch> batches, const GenerateOptions& options);
   // Arguments are checked already. longest[i]: ids of a hypothesis of inputs[i] at most.
   std::vector<std::vector<Hypothesis>> generate(std::span<const GenerateInput> inputs, std::span<const int64_t> longest,
                                                 const GenerateOptions& options);
@@ -59,6 +65,8 @@ class GpuGenerator {
     bool token_scores = false;
     bool operator==(const Extent&) const = default;
     int64_t slots() const { return sentences * width; }
+    // Also has room for all of `other`, whose width is the same.
+    void include(const Extent& other);
   };
   struct EncoderKey {
     int64_t tokens = 0, longest = 0;
@@ -78,14 +86,19 @@ class GpuGenerator {
     int64_t longest = 0;    // ids of a hypothesis
     int64_t sentences = 0;  // for which there is room
     EncoderKey encoder;
+    Extent wanted;
   };
   struct Recorded {
     Plan plan;
+    bool ran = false;  // a graph is recorded for the second run
     std::unique_ptr<GpuGraph> graph;
-    int64_t kernels = 0, products = 0;  // that were recorded
+    int64_t kernels = 0, products = 0;  // of a run
   };
 
   // Buffers, plans, and what comes before the first step.
+  Call describe(std::span<const GenerateInput> inputs, std::span<const int64_t> longest,
+                const GenerateOptions& options) const;
+  void plan(const Call& call);
   Call begin(std::span<const GenerateInput> inputs, std::span<const int64_t> longest, const GenerateOptions& options);
   void reserve(const Extent& wanted);
   void lay_out(int64_t sentences);

@@ -7,7 +7,9 @@
 #include <limits>
 #include <map>
 #include <random>
+#include <thread>
 
+#include "frit/backend/queue.h"
 #include "frit/infer/generate.h"
 
 namespace frit {
@@ -453,6 +455,70 @@ TEST(GpuGenerate, FewLongSentencesShareTheMemoryOfManyShortOnes) {
   EXPECT_EQ(pair.on_gpu->report().state_bytes, state);
 }
 
+// A graph is recorded when its work comes again, and what is prepared has room for every batch.
+TEST(GpuGenerate, PreparedBatchesGrowNothing) {
+  Pair pair, plain;
+  const auto many = random_sources(6, 42, 61, 5), few = random_sources(2, 43);
+  const std::vector<std::vector<GenerateInput>> batches = {inputs_of(few), inputs_of(many)};
+  GenerateOptions o = tiny_options();
+  o.beam = 2;
+  pair.on_gpu->prepare(batches, o);
+  const GenerateReport before = pair.on_gpu->report();
+  EXPECT_GT(before.cache_bytes, 0);
+  EXPECT_GT(before.arena_bytes, 0);
+  EXPECT_EQ(before.recorded, 0);
+  int64_t recorded = 0;
+  for (int i = 0; i < 3; ++i) {
+    for (const auto& batch : batches) expect_alike(plain.on_cpu->generate(batch, o), pair.on_gpu->generate(batch, o));
+    const GenerateReport& now = pair.on_gpu->report();
+    EXPECT_EQ(now.cache_bytes, before.cache_bytes);
+    EXPECT_EQ(now.state_bytes, before.state_bytes);
+    EXPECT_EQ(now.arena_bytes, before.arena_bytes);
+    if (i == 2) {
+      EXPECT_EQ(now.recorded, recorded);
+    }
+    recorded = now.recorded;
+    EXPECT_GT(recorded, 0);
+  }
+}
+
+// Generators on queues of one GPU share a model and work at the same time: each gets what it gets alone.
+TEST(GpuGenerate, QueuesShareAModel) {
+  Pair pair;
+  GenerateOptions o = tiny_options();
+  o.beam = 2, o.nbest = 2;
+  std::vector<std::vector<std::vector<int32_t>>> sources;
+  std::vector<Lists> expected;
+  for (const unsigned i : {0u, 1u, 2u, 3u}) {
+    sources.push_back(random_sources(static_cast<int>(2 + i), 50 + i));
+    expected.push_back(pair.on_gpu->generate(inputs_of(sources.back()), o));
+  }
+  struct Queue {
+    explicit Queue(Pair& of)
+        : gpu(make_queue(*of.gpu)),
+          memory(gpu.get()),
+          context(of.pool, memory, gpu.get()),
+          generator(context, of.gpu_model) {}
+    std::unique_ptr<Gpu> gpu;
+    Memory memory;
+    Context context;
+    Generator generator;
+  };
+  Queue first(pair), second(pair);
+  EXPECT_TRUE(same_device(*first.gpu, *pair.gpu));
+  EXPECT_TRUE(same_device(*first.gpu, *second.gpu));
+  std::vector<Lists> got[2];
+  const auto work = [&](Generator& generator, std::vector<Lists>& lists) {
+    for (const auto& batch : sources) lists.push_back(generator.generate(inputs_of(batch), o));
+  };
+  std::thread other([&] { work(second.generator, got[1]); });
+  work(first.generator, got[0]);
+  other.join();
+  for (const auto& lists : got)
+    for (size_t i = 0; i < sources.size(); ++i)
+      for (size_t s = 0; s < sources[i].size(); ++s) expect_same_bits(lists[i][s], expected[i][s]);
+}
+
 // Sentences that have ended leave the batch: fewer rows are computed, and steps end when the last one has.
 TEST(GpuGenerate, FinishedSentencesLeave) {
   Pair pair;
@@ -490,6 +556,11 @@ TEST(GpuGenerate, ImpossibleThingsAreErrors) {
   EXPECT_THROW(pair.on_gpu->generate(std::span(&input, 1), o), std::invalid_argument);
   EXPECT_THROW(Generator(pair.gpu_context, pair.cpu_model), std::invalid_argument);
   EXPECT_THROW(Generator(pair.cpu_context, pair.gpu_model), std::invalid_argument);
+  if (!built_with_cuda()) {  // every simulator is a device of its own
+    Pair other;
+    EXPECT_FALSE(same_device(*pair.gpu, *other.gpu));
+    EXPECT_THROW(Generator(pair.gpu_context, other.gpu_model), std::invalid_argument);
+  }
 }
 
 }  // namespace

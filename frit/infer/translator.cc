@@ -1,12 +1,18 @@
 #include "frit/infer/translator.h"
 
 #include <algorithm>
+#include <atomic>
+#include <deque>
 #include <future>
 #include <istream>
+#include <limits>
+#include <mutex>
 #include <ostream>
+#include <set>
 #include <thread>
 #include <utility>
 
+#include "frit/backend/queue.h"
 #include "frit/data/batcher.h"
 #include "frit/infer/bounded_queue.h"
 
@@ -32,6 +38,35 @@ std::vector<std::vector<Translation>> detokenise(std::vector<std::vector<Hypothe
       }
   });
   return results;
+}
+
+// A GPU takes about as long for fewer sentences than these.
+constexpr int64_t kFewSentences = 32;
+
+// Batches of the sizes allowed, and as many that all workers have one, or two where they are large enough: the longest
+// sentences come first, so that small batches even out at the end.
+std::vector<std::vector<int64_t>> plan_batches(std::span<const int64_t> lengths, const TranslateOptions& options,
+                                               int64_t workers) {
+  int64_t most = options.batch_sentences;
+  if (workers > 1) {
+    const auto count = static_cast<int64_t>(lengths.size());
+    const int64_t wanted =
+        std::min(count >= 4 * kFewSentences * workers ? 2 * workers : workers, count / kFewSentences);
+    if (wanted > 1) {
+      const int64_t share = (count + wanted - 1) / wanted;
+      most = most > 0 ? std::min(most, share) : share;
+    }
+  }
+  return plan_inference_batches(lengths, options.batch_tokens, most);
+}
+
+int worker_count(const TranslatorDevice& where, bool on_gpu) {
+  constexpr int kMost = 64;
+  if (where.workers < 0 || where.workers > kMost)
+    fail("[translate] there are {} workers, expected 0 (the usual number) to {}", where.workers, kMost);
+  if (where.workers > 1 && !on_gpu)
+    fail("[translate] {} workers need a GPU: on the CPU all threads work at one batch", where.workers);
+  return where.workers > 0 ? where.workers : on_gpu ? kUsualWorkers : 1;
 }
 
 }  // namespace
@@ -114,16 +149,27 @@ Precision decoding_precision(std::string_view dtype, bool on_gpu) {
 }
 
 struct Translator::Impl {
+  // What translates a batch at a time.
+  struct Worker {
+    Worker(ThreadPool& pool, std::unique_ptr<Gpu> own_queue, Gpu* gpu)
+        : queue(std::move(own_queue)), memory(gpu), context(pool, memory, gpu) {}
+    const std::unique_ptr<Gpu> queue;  // none: the model's
+    Memory memory;
+    Context context;
+    std::unique_ptr<Generator> generator;
+  };
   Impl(const std::string& directory, ThreadPool& p, const TranslatorDevice& where)
-      : pool(p),
-        gpu(open_gpu(where.device)),
-        memory(gpu.get()),
-        context(p, memory, gpu.get()),
-        generation(GenerationConfig::read(directory)) {
+      : pool(p), gpu(open_gpu(where.device)), generation(GenerationConfig::read(directory)) {
+    const int count = worker_count(where, gpu != nullptr);
     std::future<Tokenizer> reading = std::async(std::launch::async, [&] { return Tokenizer::load(directory); });
     model = Transformer::load(directory,
                               {.precision = decoding_precision(where.dtype, gpu != nullptr), .device = gpu.get()});
-    generator = std::make_unique<Generator>(context, *model, where.generator);
+    for (int i = 0; i < count; ++i) {
+      std::unique_ptr<Gpu> queue = i > 0 ? make_queue(*gpu) : nullptr;
+      Gpu* const its = queue ? queue.get() : gpu.get();
+      workers.push_back(std::make_unique<Worker>(pool, std::move(queue), its));
+      workers.back()->generator = std::make_unique<Generator>(workers.back()->context, *model, where.generator);
+    }
     tokenizer.emplace(reading.get());
     const TransformerConfig& c = model->config();
     if (tokenizer->vocabulary_size(Side::kSource) > c.source_vocab ||
@@ -135,11 +181,9 @@ struct Translator::Impl {
 
   ThreadPool& pool;
   std::unique_ptr<Gpu> gpu;
-  Memory memory;
-  Context context;
   GenerationConfig generation;
   std::unique_ptr<Transformer> model;
-  std::unique_ptr<Generator> generator;
+  std::vector<std::unique_ptr<Worker>> workers;
   std::optional<Tokenizer> tokenizer;
 };
 
@@ -147,8 +191,18 @@ Translator::Translator(const std::string& directory, ThreadPool& pool, const Tra
     : impl_(std::make_unique<Impl>(directory, pool, where)) {}
 Translator::~Translator() = default;
 
-Generator& Translator::generator() {
-  return *impl_->generator;
+int Translator::workers() const {
+  return static_cast<int>(impl_->workers.size());
+}
+Generator& Translator::generator(int worker) {
+  FRIT_CHECK(worker >= 0 && worker < workers(), "[translate] worker {}, expected one below {}", worker, workers());
+  return *impl_->workers[static_cast<size_t>(worker)]->generator;
+}
+int64_t Translator::library_bytes() const {
+  size_t bytes = 0;
+  for (const auto& worker : impl_->workers)
+    if (worker->context.on_gpu()) bytes += worker->context.gpu().library_bytes();
+  return static_cast<int64_t>(bytes);
 }
 int64_t Translator::weight_bytes() const {
   return static_cast<int64_t>(impl_->model->workspace().bytes());
@@ -164,7 +218,11 @@ TranslateOptions Translator::default_options() const {
   TranslateOptions o;
   o.generate = GenerateOptions::from(impl_->generation);
   o.generate.max_length = std::min(o.generate.max_length, config().max_positions + 1);
-  if (impl_->gpu) o.batch_tokens = 16384, o.batch_sentences = 1024, o.window_lines = 32768;
+  // Half as much for each of several workers, who are as fast together: memory goes by what is translated at once.
+  if (impl_->gpu) {
+    const int64_t part = workers() > 1 ? 2 : 1;
+    o.batch_tokens = 16384 / part, o.batch_sentences = 1024 / part, o.window_lines = 32768;
+  }
   return o;
 }
 
@@ -172,11 +230,10 @@ TranslateOptions Translator::default_options() const {
 struct Translator::Window {
   int64_t first = 0;  // number of its first line
   int64_t lines = 0;
-  bool full = false;                         // others may follow
-  std::vector<std::vector<int32_t>> ids;     // of each line; none of an empty one
-  std::vector<GenerateInput> inputs;         // of the others
-  std::vector<int64_t> line_of;              // of an input
-  std::vector<std::vector<int64_t>> groups;  // inputs of each batch
+  bool full = false;                      // others may follow
+  std::vector<std::vector<int32_t>> ids;  // of each line; none of an empty one
+  std::vector<std::vector<GenerateInput>> batches;
+  std::vector<std::vector<int64_t>> lines_of;  // of each batch's inputs
   std::vector<std::string> notices;
 };
 
@@ -212,7 +269,7 @@ std::shared_ptr<const Translator::Window> Translator::read_window(const NextLine
     for (int64_t i = begin; i < end; ++i)
       tokenizer.encode(Side::kSource, lines[static_cast<size_t>(i)], &w.ids[static_cast<size_t>(i)]);
   });
-  std::vector<int64_t> lengths;
+  std::vector<int64_t> lengths, line_of;  // of the lines that are not empty
   for (int64_t i = 0; i < w.lines; ++i) {
     std::vector<int32_t>& sentence = w.ids[static_cast<size_t>(i)];
     if (sentence.empty()) continue;  // nothing but white space
@@ -222,18 +279,18 @@ std::shared_ptr<const Translator::Window> Translator::read_window(const NextLine
                                       first + i + 1, sentence.size(), most));
       cut_to(sentence, most);
     }
-    w.inputs.push_back({sentence, prefix, static_cast<uint64_t>(first + i)});
-    w.line_of.push_back(i);
+    line_of.push_back(i);
     lengths.push_back(static_cast<int64_t>(sentence.size()));
   }
-  w.groups = plan_inference_batches(lengths, options.batch_tokens, options.batch_sentences);
+  for (std::vector<int64_t>& group : plan_batches(lengths, options, workers())) {
+    std::vector<GenerateInput>& batch = w.batches.emplace_back();
+    for (int64_t& i : group) {
+      i = line_of[static_cast<size_t>(i)];
+      batch.push_back({w.ids[static_cast<size_t>(i)], prefix, static_cast<uint64_t>(first + i)});
+    }
+    w.lines_of.push_back(std::move(group));
+  }
   return window;
-}
-
-HypothesisLists Translator::translate_group(const Window& window, size_t group, const TranslateOptions& options) {
-  std::vector<GenerateInput> batch;
-  for (const int64_t i : window.groups[group]) batch.push_back(window.inputs[static_cast<size_t>(i)]);
-  return impl_->generator->generate(batch, options.generate);
 }
 
 // Hands a window's translations on in the order of its lines, whatever the order in which they come.
@@ -245,37 +302,37 @@ class Translator::Outlet {
         window_(std::move(window)),
         ready_(static_cast<size_t>(window_->lines)),
         is_ready_(ready_.size()) {
-    if (translator.on_notice)
-      for (const std::string& notice : window_->notices) translator.on_notice(notice);
     for (size_t i = 0; i < ready_.size(); ++i)
       if (window_->ids[i].empty()) ready_[i].push_back({}), is_ready_[i] = 1;
-    emit();
   }
-  const Window& window() const { return *window_; }
-  void take(size_t group, HypothesisLists lists) {
+  const Window* window() const { return window_.get(); }
+  void take(size_t batch, HypothesisLists lists) {
     auto texts = detokenise(lists, *translator_.impl_->tokenizer, translator_.impl_->pool);
-    const std::vector<int64_t>& inputs = window_->groups[group];
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const auto line = static_cast<size_t>(window_->line_of[static_cast<size_t>(inputs[i])]);
+    const std::vector<int64_t>& lines = window_->lines_of[batch];
+    for (size_t i = 0; i < lines.size(); ++i) {
+      const auto line = static_cast<size_t>(lines[i]);
       ready_[line] = std::move(texts[i]);
       is_ready_[line] = 1;
     }
-    emit();
   }
-
- private:
-  // Lines go out as soon as all before them are done.
-  void emit() {
+  // Lines go out as soon as all before them are done. True after the last.
+  bool hand_on() {
+    if (translator_.on_notice && !std::exchange(told_, true))
+      for (const std::string& notice : window_->notices) translator_.on_notice(notice);
     for (; emitted_ < ready_.size() && is_ready_[emitted_]; ++emitted_) {
       result_(window_->first + static_cast<int64_t>(emitted_), ready_[emitted_]);
       ready_[emitted_] = {};
     }
+    return emitted_ == ready_.size();
   }
+
+ private:
   Translator& translator_;
   const Result& result_;
   const std::shared_ptr<const Window> window_;
   std::vector<std::vector<Translation>> ready_;
   std::vector<uint8_t> is_ready_;
+  bool told_ = false;
   size_t emitted_ = 0;
 };
 
@@ -293,25 +350,31 @@ void Translator::translate(const NextLine& next, const Result& result, const Tra
   }
   std::shared_ptr<const Window> first = read_window(next, 0, prefix, options);
   if (first->lines == 0) return;
-  if (!first->full && first->groups.size() <= 1) {  // nothing to overlap
+  if (!first->full && first->batches.size() <= 1) {  // nothing to overlap
     Outlet outlet(*this, result, first);
-    for (size_t g = 0; g < first->groups.size(); ++g) outlet.take(g, translate_group(*first, g, options));
+    if (!first->batches.empty()) outlet.take(0, generator().generate(first->batches[0], options.generate));
+    outlet.hand_on();
     return;
   }
-  // One thread reads and tokenises the next window, one translates, and this one makes text of what was translated.
-  // What stops a thread travels as the last element of its queue.
+  // One thread reads and tokenises the next window, one a worker translates, and this one makes text of what was
+  // translated. What stops a thread travels as the last element of its queue.
   struct Read {
     std::shared_ptr<const Window> window;
     std::exception_ptr error;
   };
-  struct Translated {
-    std::shared_ptr<const Window> window;  // whose batches begin
-    size_t group = 0;
-    HypothesisLists lists;  // of a batch of the window that came last
-    std::exception_ptr error;
+  struct Done {
+    std::shared_ptr<const Window> window = {};
+    bool begins = false;  // the window's batches come from now on
+    size_t batch = 0;     // or this one of them is done
+    int64_t number = 0;   // of the batch, or of what failed, in the order of the input
+    HypothesisLists lists = {};
+    std::exception_ptr error = {};
   };
+  int threads = workers();
+  if (!first->full) threads = static_cast<int>(std::min<size_t>(static_cast<size_t>(threads), first->batches.size()));
   BoundedQueue<Read> windows(1);
-  BoundedQueue<Translated> batches(4);
+  BoundedQueue<Done> done(static_cast<size_t>(3 + threads));
+  BoundedQueue<char> begun(static_cast<size_t>(1 + threads));  // one for each window that is not handed on to its end
   const auto read = [&](bool more, int64_t lines) {
     try {
       while (more) {
@@ -324,39 +387,77 @@ void Translator::translate(const NextLine& next, const Result& result, const Tra
     }
     windows.finish();
   };
-  const auto run = [&] {
-    try {
-      while (std::optional<Read> read = windows.pop()) {
-        if (read->error) std::rethrow_exception(read->error);
-        if (!batches.push({read->window, 0, {}, {}})) return;
-        for (size_t g = 0; g < read->window->groups.size(); ++g)
-          if (!batches.push({{}, g, translate_group(*read->window, g, options), {}})) return;
-      }
-    } catch (...) {
-      batches.push({{}, 0, {}, std::current_exception()});
+  // Batches are given out in their order. Whoever finds none left in a window begins the next, while the others wait.
+  std::mutex giving;
+  std::shared_ptr<const Window> current;
+  size_t given = 0;  // batches of the current window
+  int64_t numbers = 0;
+  bool ended = false;
+  const auto take_job = [&]() -> std::optional<Done> {
+    const std::lock_guard lock(giving);
+    while (!ended && (!current || given == current->batches.size())) {
+      std::optional<Read> read = windows.pop();
+      if (read && read->error) done.push({.number = numbers++, .error = read->error});
+      if (!read || read->error || !begun.push(0) || !done.push({.window = read->window, .begins = true}))
+        ended = true;
+      else
+        current = std::move(read->window), given = 0;
     }
-    batches.finish();
+    if (ended) return std::nullopt;
+    return Done{.window = current, .batch = given++, .number = numbers++};
+  };
+  std::atomic<int> working = threads;
+  const auto work = [&](Generator& generator) {
+    std::shared_ptr<const Window> prepared;
+    while (std::optional<Done> job = take_job()) {
+      try {
+        if (prepared != job->window) generator.prepare(job->window->batches, options.generate);
+        prepared = job->window;
+        job->lists = generator.generate(prepared->batches[job->batch], options.generate);
+      } catch (...) {
+        job->error = std::current_exception();
+      }
+      const bool failed = job->error != nullptr;
+      if (!done.push(std::move(*job)) || failed) break;
+    }
+    if (--working == 0) done.finish();
   };
   const bool more = first->full;
   const int64_t lines = first->lines;
   windows.push({std::move(first), {}});
-  std::thread reader(read, more, lines), runner;
+  std::vector<std::thread> running;
   struct Joining {  // whatever happens here
     std::function<void()> body;
     ~Joining() { body(); }
   } joining{[&] {
-    windows.stop(), batches.stop();
-    reader.join();
-    if (runner.joinable()) runner.join();
+    windows.stop(), done.stop(), begun.stop();
+    for (std::thread& thread : running) thread.join();
   }};
-  runner = std::thread(run);
-  std::optional<Outlet> outlet;
-  while (std::optional<Translated> t = batches.pop()) {
-    if (t->error) std::rethrow_exception(t->error);
-    if (t->window)
-      outlet.emplace(*this, result, std::move(t->window));
-    else
-      outlet->take(t->group, std::move(t->lists));
+  running.reserve(static_cast<size_t>(threads) + 1);
+  running.emplace_back(read, more, lines);
+  for (int i = 0; i < threads; ++i) running.emplace_back(work, std::ref(generator(i)));
+
+  std::deque<Outlet> outlets;  // of the windows that have begun, in their order
+  std::set<int64_t> came;      // of the numbers from `before` on; all below it did
+  int64_t before = 0, failed = std::numeric_limits<int64_t>::max();
+  std::exception_ptr error;  // of the first in the order of the input that failed
+  while (std::optional<Done> d = done.pop()) {
+    if (d->begins) {
+      outlets.emplace_back(*this, result, std::move(d->window));
+    } else {
+      came.insert(d->number);
+      while (came.erase(before) > 0) ++before;
+      if (d->error && d->number < failed) failed = d->number, error = d->error;
+      if (d->number < failed)
+        std::find_if(outlets.begin(), outlets.end(), [&](const Outlet& o) {
+          return o.window() == d->window.get();
+        })->take(d->batch, std::move(d->lists));
+    }
+    while (!outlets.empty() && outlets.front().hand_on()) {
+      outlets.pop_front();
+      begun.pop();
+    }
+    if (before > failed) std::rethrow_exception(error);
   }
 }
 

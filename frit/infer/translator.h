@@ -37,7 +37,12 @@ struct TranslatorDevice {
   std::string device = "cpu";       // "cpu"; "cuda"; in a build without CUDA "simulator", which is slow and for tests
   std::string dtype = "fp32";       // of weights and activations: fp32, on a GPU also fp16 and bf16
   GeneratorOptions generator = {};  // on a GPU
+  // Batches that are translated side by side on a GPU, each by a Generator on a queue of its own: weights are shared,
+  // keys, values and temporaries are not. Results do not depend on it, but by the batches they come in (see Generator).
+  // 0: kUsualWorkers on a GPU. On the CPU all threads work at one batch.
+  int workers = 0;
 };
+constexpr int kUsualWorkers = 3;
 // The GPU of that name; none for "cpu". Errors: frit::Error if this build or machine has none such, or for another
 // name.
 std::unique_ptr<Gpu> open_gpu(std::string_view device);
@@ -69,7 +74,7 @@ class Translator {
   Translator(const Translator&) = delete;
   Translator& operator=(const Translator&) = delete;
 
-  // The directory's decoding settings; on a GPU with larger batches.
+  // The directory's decoding settings; on a GPU with larger batches, the larger the fewer workers there are.
   TranslateOptions default_options() const;
 
   // n-best translations of each text. An empty text has one empty translation. Errors: std::invalid_argument for
@@ -81,9 +86,9 @@ class Translator {
 
   // Pulls lines until next returns none, and hands each line's translations on in the order of the lines, as soon as
   // all before it are done. Lines are read, tokenised, translated and made text of at the same time: behind the first
-  // window next is called from another thread, at most two windows ahead of the one that is translated; result is
-  // called here. An error, whose ever it is, ends everything in the order of the lines: what lies in windows before it
-  // is handed on. If result throws, this returns when next does.
+  // window next is called from another thread, at most two windows ahead of the newest that is translated, of which
+  // there are one more than workers at most; result is called here. An error, whose ever it is, ends everything in the
+  // order of the lines: what lies in windows before it is handed on. If result throws, this returns when next does.
   using NextLine = std::function<std::optional<std::string>()>;
   using Result = std::function<void(int64_t line, const std::vector<Translation>&)>;  // line counts from 0
   void translate(const NextLine& next, const Result& result, const TranslateOptions& options);
@@ -93,8 +98,10 @@ class Translator {
   // Receives a line of text for everything a user should hear of: a sentence that was cut, a line that is no UTF-8.
   std::function<void(std::string_view)> on_notice;
 
-  Generator& generator();
-  int64_t weight_bytes() const;  // of the model, where it lies
+  int workers() const;
+  Generator& generator(int worker = 0);  // a call of less than two batches uses the first
+  int64_t weight_bytes() const;          // of the model, where it lies
+  int64_t library_bytes() const;         // scratch of the GPU's libraries, of all workers
   const Tokenizer& tokenizer() const;
   const TransformerConfig& config() const;
 
@@ -104,7 +111,6 @@ class Translator {
   class Outlet;
   std::shared_ptr<const Window> read_window(const NextLine& next, int64_t first, std::span<const int32_t> prefix,
                                             const TranslateOptions& options);
-  HypothesisLists translate_group(const Window& window, size_t group, const TranslateOptions& options);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -120,6 +120,105 @@ TEST_F(Translating, AGpuTranslatesAsTheCpu) {
   EXPECT_EQ(half.translate(std::span(lines.data(), 2), options).size(), 2u);
 }
 
+struct GpuWorkers : Translating {
+  static TranslatorDevice place(int workers) {
+    TranslatorDevice where;
+    where.device = built_with_cuda() ? "cuda" : "simulator", where.workers = workers;
+    if (!built_with_cuda()) where.generator.products = GeneratorOptions::Products::kLibrary;  // faster there
+    return where;
+  }
+};
+
+// However many batches are translated side by side, and however the lines are cut into them: the same tokens, in order.
+TEST_F(GpuWorkers, TranslateAlike) {
+  const int64_t count = built_with_cuda() ? 400 : 20;
+  const auto lines = made_up_lines(false, static_cast<int>(count), 4);
+  options.generate.max_new_tokens = built_with_cuda() ? 20 : 3;
+  const auto expected = translator.translate(lines, options);
+  for (const int workers : {1, 2, 3}) {
+    SCOPED_TRACE(workers);
+    Translator other(model_directory(), pool, place(workers));
+    EXPECT_EQ(other.workers(), workers);
+    EXPECT_THROW(other.generator(workers), std::invalid_argument);
+    struct Cut {
+      int64_t window, tokens;
+    };
+    for (const auto& [window, tokens] : {Cut{1000, 40}, Cut{3, 100}}) {
+      SCOPED_TRACE(window);
+      options.window_lines = window, options.batch_tokens = tokens;
+      int64_t at = 0, handed_on = 0;
+      other.translate(
+          [&]() -> std::optional<std::string> {
+            return at < count ? std::optional(lines[static_cast<size_t>(at++)]) : std::nullopt;
+          },
+          [&](int64_t line, const std::vector<Translation>& list) {
+            ASSERT_EQ(line, handed_on++);
+            ASSERT_EQ(list.size(), 1u);
+            EXPECT_EQ(list[0].tokens, expected[static_cast<size_t>(line)][0].tokens) << line;
+            EXPECT_NEAR(list[0].score, expected[static_cast<size_t>(line)][0].score, 1e-4);
+          },
+          options);
+      EXPECT_EQ(handed_on, count);
+    }
+    // Every worker had work, in memory of its own.
+    for (int w = 0; w < workers; ++w) EXPECT_GT(other.generator(w).report().cache_bytes, 0) << w;
+  }
+}
+
+// Lines enough for all workers are cut into batches for all; few lines stay together.
+TEST_F(GpuWorkers, ShareALargeBatch) {
+  options.generate.beam = 1, options.generate.max_new_tokens = 1;
+  Translator alone(model_directory(), pool, place(1)), two(model_directory(), pool, place(2));
+  const auto lines = made_up_lines(false, 66, 4);
+  two.translate(std::span(lines).first(40), options);
+  EXPECT_GT(two.generator(0).report().cache_bytes, 0);
+  EXPECT_EQ(two.generator(1).report().cache_bytes, 0);
+  const auto expected = alone.translate(lines, options), got = two.translate(lines, options);
+  for (size_t i = 0; i < lines.size(); ++i) EXPECT_EQ(got[i][0].tokens, expected[i][0].tokens) << i;
+  for (int w = 0; w < 2; ++w)
+    EXPECT_LT(two.generator(w).report().cache_bytes, alone.generator().report().cache_bytes) << w;
+  EXPECT_GT(alone.default_options().batch_tokens, two.default_options().batch_tokens);
+}
+
+TEST_F(GpuWorkers, ErrorsComeInTheOrderOfTheLines) {
+  Translator other(model_directory(), pool, place(3));
+  const auto lines = made_up_lines(false, 30, 3);
+  options.generate.beam = 1, options.generate.max_new_tokens = 1;
+  options.window_lines = 4, options.batch_tokens = 20;
+  for (const size_t bad : {3u, 13u}) {
+    SCOPED_TRACE(bad);
+    size_t at = 0;
+    std::vector<int64_t> seen;
+    const auto next = [&]() -> std::optional<std::string> {
+      if (at == bad) throw std::runtime_error("no more of this");
+      return lines[at++];
+    };
+    const auto result = [&](int64_t line, const std::vector<Translation>&) { seen.push_back(line); };
+    try {
+      other.translate(next, result, options);
+      ADD_FAILURE() << "no error";
+    } catch (const std::runtime_error& e) {
+      EXPECT_STREQ(e.what(), "no more of this");
+    }
+    ASSERT_EQ(seen.size(), bad / 4 * 4);
+    for (size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], static_cast<int64_t>(i));
+  }
+  size_t at = 0, taken = 0;
+  EXPECT_THROW(
+      other.translate([&]() -> std::optional<std::string> { return lines[at++ % lines.size()]; },  // has no end
+                      [&](int64_t, const std::vector<Translation>&) {
+                        if (++taken == 9) throw std::logic_error("enough");
+                      },
+                      options),
+      std::logic_error);
+  EXPECT_EQ(taken, 9u);
+  // Every batch fails: the first one's error is told, and nothing is handed on.
+  TranslateOptions impossible = options;
+  impossible.prefix = "das alter Haus", impossible.generate.max_length = 2, impossible.generate.max_new_tokens = 0;
+  EXPECT_THROW(other.translate(lines, impossible), std::invalid_argument);
+  EXPECT_EQ(other.translate(lines[0], options), translator.translate(lines[0], options));  // still works
+}
+
 TEST(TranslatorDevices, UnknownOnesAreErrors) {
   ThreadPool pool(1);
   const auto expect = [&](const TranslatorDevice& where, const char* word) {
@@ -133,6 +232,8 @@ TEST(TranslatorDevices, UnknownOnesAreErrors) {
   expect({.device = "tpu"}, "tpu");
   expect({.device = built_with_cuda() ? "simulator" : "cuda"}, "CUDA");
   expect({.dtype = "fp16"}, "needs a GPU");
+  expect({.workers = 2}, "need a GPU");
+  expect({.workers = -1}, "workers");
   expect({.device = built_with_cuda() ? "cuda" : "simulator", .dtype = "int8"}, "int8");
 }
 

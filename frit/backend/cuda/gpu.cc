@@ -7,6 +7,7 @@
 #include "frit/backend/cuda/attention.h"
 #include "frit/backend/cuda/products.h"
 #include "frit/backend/cuda/runtime.h"
+#include "frit/backend/queue.h"
 
 namespace frit {
 namespace cuda {
@@ -315,6 +316,22 @@ size_t CudaGpu::library_bytes() const {
 std::unique_ptr<Gpu> make_gpu(int index) {
   return std::make_unique<cuda::CudaGpu>(index);
 }
+namespace {
+int index_of(const Gpu& gpu) {
+  int index = 0;
+  cuda::check(cudaStreamGetDevice(static_cast<cudaStream_t>(gpu.stream()), &index), "asking for a stream's device",
+              gpu.name());
+  return index;
+}
+}  // namespace
+
+std::unique_ptr<Gpu> make_queue(Gpu& gpu) {
+  return make_gpu(index_of(gpu));
+}
+bool same_device(const Gpu& a, const Gpu& b) {
+  return &a == &b || index_of(a) == index_of(b);
+}
+
 bool built_with_cuda() {
   return true;
 }

@@ -4,6 +4,7 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "frit/backend/sim/machine.h"
@@ -136,6 +137,9 @@ class Machine {
  public:
   Machine();
   ~Machine();
+
+  // Held through every call of a queue that touches what follows; a recorded call makes others.
+  std::recursive_mutex mutex;
 
   // ---- Memory ----
   std::map<uintptr_t, Region*> living;  // by first address

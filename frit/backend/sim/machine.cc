@@ -116,9 +116,11 @@ void Machine::renumber() {
   std::memset(shared_cells, 0, kSharedLimit / 2 * sizeof(Cell));
 }
 
-SimGpu::SimGpu() : machine_(new Machine) {}
-SimGpu::~SimGpu() {
-  delete machine_;
+SimGpu::SimGpu() : SimGpu(std::make_shared<Machine>()) {}
+SimGpu::SimGpu(std::shared_ptr<Machine> machine) : machine_(std::move(machine)) {}
+SimGpu::~SimGpu() = default;
+std::unique_ptr<SimGpu> SimGpu::make_queue() const {
+  return std::unique_ptr<SimGpu>(new SimGpu(machine_));
 }
 
 void* SimGpu::allocate(size_t bytes) {
@@ -126,12 +128,14 @@ void* SimGpu::allocate(size_t bytes) {
   const size_t rounded = (std::max<size_t>(bytes, 1) + 255) / 256 * 256;
   void* p = mapped ? map_pages(rounded) : std::aligned_alloc(256, rounded);
   if (!p) fail("[simulator] no memory for {} bytes", bytes);
+  const std::lock_guard lock(machine_->mutex);
   machine_->allocations[p] = {rounded, mapped};
   return p;
 }
 
 void SimGpu::release(void* p) noexcept {
   if (!p) return;
+  const std::lock_guard lock(machine_->mutex);
   const auto it = machine_->allocations.find(p);
   if (it == machine_->allocations.end()) return;
   if (it->second.mapped)
@@ -144,16 +148,19 @@ void SimGpu::release(void* p) noexcept {
 void SimGpu::upload(void* device, const void* host, size_t bytes) {
   forbid_recording("upload");
   if (bytes == 0) return;
+  const std::lock_guard lock(machine_->mutex);
   std::memcpy(device, host, bytes);
   machine_->mark(device, bytes, true);
 }
 void SimGpu::download(void* host, const void* device, size_t bytes) {
   forbid_recording("download");
+  const std::lock_guard lock(machine_->mutex);
   if (bytes) std::memcpy(host, device, bytes);
 }
 void SimGpu::fill(void* device, unsigned char byte, size_t bytes) {
   forbid_recording("fill");
   if (bytes == 0) return;
+  const std::lock_guard lock(machine_->mutex);
   const auto it = machine_->allocations.find(device);
   if (byte == 0 && it != machine_->allocations.end() && it->second.mapped &&
       (bytes + 255) / 256 * 256 == it->second.bytes)
@@ -166,6 +173,7 @@ void SimGpu::fill(void* device, unsigned char byte, size_t bytes) {
 void SimGpu::poison(void* device, size_t bytes) {
   if (bytes == 0) return;
   if (graph_) return note("poison", [this, device, bytes] { poison(device, bytes); });
+  const std::lock_guard lock(machine_->mutex);
   std::memset(device, 0xff, bytes);
   machine_->mark(device, bytes, false);
 }
@@ -173,6 +181,7 @@ void SimGpu::poison(void* device, size_t bytes) {
 void SimGpu::born(void* p, size_t bytes, DType dtype) {
   if (bytes == 0) return;
   if (graph_) return note("born", [this, p, bytes, dtype] { born(p, bytes, dtype); });
+  const std::lock_guard lock(machine_->mutex);
   Machine& m = *machine_;
   const uintptr_t begin = reinterpret_cast<uintptr_t>(p);
   const auto after = m.living.lower_bound(begin);
@@ -195,6 +204,7 @@ void SimGpu::born(void* p, size_t bytes, DType dtype) {
 
 void SimGpu::died(void* p) noexcept {
   if (graph_) return note("died", [this, p] { died(p); });
+  const std::lock_guard lock(machine_->mutex);
   Machine& m = *machine_;
   const auto it = m.living.find(reinterpret_cast<uintptr_t>(p));
   if (it == m.living.end()) return;
@@ -227,6 +237,7 @@ void SimGpu::launch(const char* name, int64_t blocks, int threads, int64_t share
   if (graph_)
     return note(
         name, [this, name, blocks, threads, shared_bytes, body] { launch(name, blocks, threads, shared_bytes, body); });
+  const std::lock_guard lock(machine_->mutex);
   Machine& m = *machine_;
   if (m.serial > 0xe0000000u) m.renumber();
   m.kernel = name, m.blocks = blocks, m.thread_total = threads, m.shared_size = shared_bytes, m.body = std::move(body);

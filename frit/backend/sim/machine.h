@@ -5,6 +5,7 @@
 // limits; a global access before wait_for_previous(). Kernels use it through the words of frit/simt alone.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <source_location>
 #include <stdexcept>
 #include <string>
@@ -42,6 +43,8 @@ struct Thread;  // one simulated thread
 class Machine;
 
 // The simulated GPU. Launch limits are Hopper's (1024 threads, 227 KB shared memory a block); 4 multiprocessors.
+// Several queues of one machine may be used from a thread each: they share its memory and its checks, and their calls
+// run one after the other, a kernel as a whole. A race between two queues is therefore not found.
 class SimGpu : public Gpu {
  public:
   SimGpu();
@@ -85,6 +88,8 @@ class SimGpu : public Gpu {
   // the dtype says: the shadow has one cell an element.
   void born(void* p, size_t bytes, DType dtype) override;
   void died(void* p) noexcept override;
+  std::unique_ptr<SimGpu> make_queue() const;  // another queue of the same machine
+  bool on_machine_of(const SimGpu& other) const { return machine_ == other.machine_; }
   // Blocks run in this order from now on. Correct kernels give the same bits in both.
   void set_order(Order order);
   // Whether sectors and shared-memory accesses are counted (they are at first); the rest of Counts always is.
@@ -105,11 +110,12 @@ class SimGpu : public Gpu {
   void release_host(void* p) noexcept override;
 
  private:
+  explicit SimGpu(std::shared_ptr<Machine> machine);
   struct Graph;
   // Writes a call into the graph that is being recorded; `what` tells calls apart when it is recorded again.
   void note(const char* what, std::function<void()> call);
   void forbid_recording(const char* what) const;
-  Machine* machine_;
+  std::shared_ptr<Machine> machine_;
   Graph* graph_ = nullptr;
 };
 

@@ -53,6 +53,7 @@ void read(const Machine& machine, const char* name, const void* p, DType dtype, 
 void SimGpu::product(const GpuProduct& given) {
   if (graph_) return note("product", [this, given] { product(given); });
   GpuProduct p = given;
+  const std::lock_guard lock(machine_->mutex);
   Machine& machine = *machine_;
   std::vector<double> a, b, c, bias;
   if (p.bias) read(machine, "bias", p.bias, p.bias_dtype, 1, p.n, p.n, bias);
