@@ -19,6 +19,8 @@ import argparse, datetime, json, os, pathlib, re, statistics, subprocess, sys
 
 GROUPS = ("fixed", "sweep", "real", "memory")  # Frit beside PyTorch
 BREAKDOWN = "breakdown"  # Frit with one thing switched off at a time
+FIRST = "first"  # Frit's first step with what timing found before
+NOT_REACHED = 75  # exit code of a row that there was no time for
 # Goals of a step: ms, MiB.
 GOALS = {
     "mt-base-128x32": (4.6, 1600), "mt-base-512x32": (15, 4300), "mt-big-128x32": (11.7, 3950), "mt-big-512x32": (42, 8400),
@@ -54,7 +56,7 @@ def add(a):
     row = last_object(text) if a.code == 0 else None
     if row is None or "ms_per_step" not in row:
         lines = [line for line in text.splitlines() if line.strip()]
-        row = {"error": f"exit code {a.code}: {lines[-1][:300] if lines else 'no output'}"}
+        row = {"error": lines[-1][:300] if a.code == NOT_REACHED and lines else f"exit code {a.code}: {lines[-1][:300] if lines else 'no output'}"}
     row = {**row, "group": a.group, "case": a.case, "command": a.command} | ({"variant": a.variant} if a.variant else {})
     if a.lengths and "error" not in row:
         batches = json.loads(a.lengths.read_text())
@@ -63,8 +65,11 @@ def add(a):
         row["tokens"] = sum(s + t for b in timed for s, t in b)
         row["batch_tokens"] = [sum(s + t for s, t in b) for b in timed]
     path = a.results / "ours.json"
-    rows = [r for r in read(path, []) if (r["group"], r["case"], r.get("variant", "")) != (a.group, a.case, a.variant)]
-    write(path, rows + [row])
+    rows = read(path, [])
+    same = lambda r: (r["group"], r["case"], r.get("variant", "")) == (a.group, a.case, a.variant)
+    # What an earlier call measured stays where this one had no time.
+    if a.code != NOT_REACHED or not any(same(r) for r in rows):
+        write(path, [r for r in rows if not same(r)] + [row])
     shown = {k: v for k, v in row.items() if k not in ("ms", "batch_tokens", "command", "group")}
     print(json.dumps(shown))
     sys.exit("error" in row)
@@ -106,7 +111,7 @@ def ours_mib(row):
 
 def brief(row):
     keys = ("variant", "precision", "parameters", "steps", "ms_per_step", "ms_min", "ms_q1", "ms_q3", "ms_max", "loop_ms", "forward_ms", "backward_ms", "update_ms",
-            "floor_ms", "tokens", "tokens_per_s", "fill", "first_step_s", "warm_s", "workspace_mib", "arena_mib", "library_mib", "peak_mib", "reserved_mib", "loss",
+            "floor_ms", "tokens", "tokens_per_s", "fill", "first_step_s", "warm_s", "products_tuned", "free_first_mib", "free_last_mib", "workspace_mib", "arena_mib", "library_mib", "peak_mib", "reserved_mib", "loss",
             "peer", "device", "run", "command", "error")
     return {k: row[k] for k in keys if k in row}
 
@@ -142,7 +147,7 @@ def join_rows(folders):
         machines.append(m)
         stamp = lambda row: {**row, "run": m.get("run", str(folder))}
         for row in read(folder / "ours.json", []):
-            if row["group"] != BREAKDOWN and ("error" not in row or (row["group"], row["case"]) not in ours):
+            if row["group"] in GROUPS and ("error" not in row or (row["group"], row["case"]) not in ours):
                 ours[row["group"], row["case"]] = stamp(row)
         for group in GROUPS:
             for row in read(folder / f"torch_{group}.json", []):
@@ -186,6 +191,28 @@ def breakdown_rows(folders):
     return list(found.values())
 
 
+def first_steps(folders):
+    """Seconds from making the model to the end of the first step: Frit with everything timed anew and with what timing found before; PyTorch while its compiler's
+    cache was empty (all rows compiling at once), and with the cache."""
+    found = {}
+    for folder in folders:
+        row = lambda case: found.setdefault(case, {"case": case, "torch": []})
+        rows = [r for r in read(folder / "ours.json", []) if r.get("first_step_s")]
+        for r in rows:
+            if r["group"] == FIRST:
+                row(r["case"])["known_s"] = r["first_step_s"]
+            elif r["group"] in ("fixed", "sweep", "real") and r.get("products_tuned"):
+                row(r["case"])["timed_anew_s"] = r["first_step_s"]
+        for group in ("fixed", "sweep", "real"):
+            compiled = {(r["case"], r["variant"]): r for r in read(folder / f"torch_compile_{group}.json", [])}
+            timed = {(r["case"], r["variant"]): r for r in read(folder / f"torch_{group}.json", [])}
+            for key in {**compiled, **timed}:
+                c, t = compiled.get(key, {}), timed.get(key, {})
+                figures = {"compile_s": c.get("compile_s"), "at_once": c.get("at_once"), "first_step_s": t.get("first_step_s"), "error": c.get("error") or t.get("error")}
+                row(key[0])["torch"].append({"variant": key[1], **{k: v for k, v in figures.items() if v is not None}})
+    return list(found.values())
+
+
 def group_of(row):
     return "real" if "-real-" in row["case"] else "fixed"
 
@@ -219,15 +246,30 @@ def table_rows(rows):
     return table
 
 
+def first_rows(first):
+    """Rows of the table for the time to the first step; PyTorch's is that of the form that compiles, with its cache as Frit's with what timing found."""
+    table = []
+    for i, r in enumerate(first):
+        for key, peer_key, what, goal, offset in (("timed_anew_s", "compile_s", "nothing timed before", "8 s", 0), ("known_s", "first_step_s", "with its caches", "3 s", 0.005)):
+            if not r.get(key):
+                continue
+            peers = [p for p in r["torch"] if p.get(peer_key) and "compile" in p["variant"]]
+            peer = {"peer": peers[0][peer_key], "peer_name": f"PyTorch, {peers[0]['variant']}" + (f", {peers[0]['at_once']} compiling at once" if key == "timed_anew_s" else "")}
+            table.append({"order": round(38 + 0.01 * i + offset, 3), "what": f"time to the first training step, {what}, {title(r['case'])}", "unit": "s", "better": "lower",
+                          "frit": round(r[key], 2), **(peer if peers else {}), "goal": goal, "readme": r["case"] == "mt-base-128x32" and key == "known_s"})
+    return table
+
+
 def join(a):
     rows, machines = join_rows(a.results)
     broken_down = breakdown_rows(a.results)
+    first = first_steps(a.results)
     if not rows and not broken_down:
         sys.exit("gpu_train_report: no results in " + ", ".join(map(str, a.results)))
-    first = next((m for m in machines if m), {})
-    result = {"what": "training steps of the encoder-decoder Transformer on one GPU, Frit beside PyTorch", "date": first.get("date", ""), "machine": first.get("gpu", ""),
-              "command": "tools/gpu_train.sh", "runs": machines, "rows": rows, "breakdown": broken_down}
-    result["table"] = table_rows(rows)
+    machine = next((m for m in machines if m), {})
+    result = {"what": "training steps of the encoder-decoder Transformer on one GPU, Frit beside PyTorch", "date": machine.get("date", ""),
+              "machine": machine.get("gpu", ""), "command": "tools/gpu_train.sh", "runs": machines, "rows": rows, "first_step": first, "breakdown": broken_down}
+    result["table"] = table_rows(rows) + first_rows(first)
     write(a.out, result)
     table(result)
 
@@ -239,7 +281,7 @@ def number(x, digits=2):
 def table(result):
     for m in result["runs"]:
         if m:
-            print(f"{m['gpu']}, driver {m['driver']}, {m['date']}; torch, CUDA, cuDNN {m['torch_cuda_cudnn']}; {m['frit']}")
+            print("{}, driver {}, {}; torch, CUDA, cuDNN {}; {}".format(*(m.get(k, "") for k in ("gpu", "driver", "date", "torch_cuda_cudnn", "frit"))))
     for group, heading in (("fixed", "Sentences of one length"), ("sweep", "Tokens a batch"), ("real", "Real lengths"), ("memory", "Memory over batches of changing shape")):
         rows = [r for r in result["rows"] if r["group"] == group]
         if group == "sweep":  # the fixed cases of the same model belong to the curve
@@ -250,13 +292,15 @@ def table(result):
             continue
         print(f"\n### {heading}\n")
         if group == "memory":
-            print("| case | Frit: arena + workspace + libraries, MiB | PyTorch | allocated at most, MiB | reserved at most, MiB | reserved / allocated |")
-            print("|---|---|---|---|---|---|")
+            print("| case | batches | Frit: arena + workspace + libraries, MiB | taken from the GPU after the first step, MiB | PyTorch | batches | allocated at most, MiB | "
+                  "reserved at most, MiB | reserved / allocated |")
+            print("|---|---|---|---|---|---|---|---|---|")
             for r in rows:
                 f = r["frit"] or {}
                 for p in r["torch"] or [{}]:
                     share = p["reserved_mib"] / p["peak_mib"] if p.get("peak_mib") and p.get("reserved_mib") else None
-                    print(f"| {r['case']} | {f.get('error') or number(f.get('mib'), 0)} | {p.get('variant', '')} | {p.get('error') or number(p.get('peak_mib'), 0)} | "
+                    grown = f["free_first_mib"] - f["free_last_mib"] if "free_last_mib" in f else None
+                    print(f"| {r['case']} | {f.get('steps', '')} | {f.get('error') or number(f.get('mib'), 0)} | {number(grown, 0)} | {p.get('variant', '')} | {p.get('steps', '')} | {p.get('error') or number(p.get('peak_mib'), 0)} | "
                           f"{number(p.get('reserved_mib'), 0)} | {number(share)} |")
             continue
         print("| case | Frit ms (quartiles) | forward, backward, update | of floor | MiB | best PyTorch | ms | MiB | ratio | goal ms | others |")
@@ -270,7 +314,20 @@ def table(result):
             print(f"| {r['case']} | {f.get('error') or number(f.get('ms_per_step'))}{spread} | {phases if f.get('forward_ms') else ''} | "
                   f"{number(f.get('of_floor'))} | {number(f.get('mib'), 0)} | {b.get('variant', '')} | {number(b.get('ms'))} | {number(b.get('peak_mib'), 0)} | {ratio} | "
                   f"{GOALS.get(r['case'], ('',))[0]} | {others}{'; ' + r['remark'] if 'remark' in r else ''} |")
+    first_table(result.get("first_step", []))
     breakdown_table(result.get("breakdown", []))
+
+
+def first_table(rows):
+    if not rows:
+        return
+    print("\n### Seconds to the end of the first step\n")
+    print("| case | Frit, everything timed anew | what timing found is there | PyTorch | compiling, with others at once | its cache is there |")
+    print("|---|---|---|---|---|---|")
+    for r in rows:
+        for p in r["torch"] or [{}]:
+            compiled = f"{p['compile_s']:.1f} ({p['at_once']} at once)" if "compile_s" in p else p.get("error", "")
+            print(f"| {r['case']} | {number(r.get('timed_anew_s'))} | {number(r.get('known_s'))} | {p.get('variant', '')} | {compiled} | {number(p.get('first_step_s'))} |")
 
 
 def breakdown_table(rows):
@@ -281,8 +338,9 @@ def breakdown_table(rows):
     print("|---|---|---|---|---|---|")
     for r in rows:
         f = r["frit"]
+        flags = re.sub(r"--tuning \S+ ?", "", f.get("command", "").partition(" --warm ")[2].partition(" ")[2]).strip()
         print(f"| {r['case']} | {r['off']} | {f.get('error') or number(f.get('ms_per_step'))} | {number(f.get('times'), 3)} | {number(f.get('mib'), 0)} | "
-              f"`{f.get('command', '').partition(' --warm ')[2].partition(' ')[2]}` |")
+              f"{f'`{flags}`' if flags else ''} |")
 
 
 def main():
@@ -293,7 +351,7 @@ def main():
     commands = p.add_subparsers(dest="command_name", required=True)
     c = commands.add_parser("add")
     c.add_argument("--results", type=pathlib.Path, required=True)
-    c.add_argument("--group", choices=(*GROUPS, BREAKDOWN), required=True)
+    c.add_argument("--group", choices=(*GROUPS, FIRST, BREAKDOWN), required=True)
     c.add_argument("--case", required=True)
     c.add_argument("--log", type=pathlib.Path, required=True)
     c.add_argument("--code", type=int, required=True)

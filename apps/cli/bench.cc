@@ -59,7 +59,7 @@ int bench_ops(const std::vector<std::string>& flags) {
 }
 
 struct StepBench {
-  std::string config, lengths, model_case;
+  std::string config, lengths, model_case, tuning;
   int64_t steps = 20, warm = 3;
   bool parts = false;
 };
@@ -145,7 +145,7 @@ int bench_step(const StepBench& o, const Overrides& overrides) {
         fmt::format("--case {} says what a batch is, and so does --lengths: give mt-base or mt-big", o.model_case));
   if (!o.lengths.empty()) batches = parse_batch_lengths(read_file(o.lengths));
   if (batches.empty()) batches = usual_batches(config.training.batch_tokens, 16);
-  std::cout << measure_training(config, batches, o.steps, o.warm, o.parts).to_json(o.model_case) << '\n';
+  std::cout << measure_training(config, batches, o.steps, o.warm, o.parts, o.tuning).to_json(o.model_case) << '\n';
   return kGood;
 }
 
@@ -393,6 +393,8 @@ void add_bench(CLI::App& app, const Overrides& overrides, Action* action) {
       ->type_name("NAME");
   step->add_option("--steps", s->steps, "Steps that are timed")->check(CLI::Range(1, kMostCount));
   step->add_option("--warm", s->warm, "Steps before that")->check(CLI::Range(0, kMostCount));
+  step->add_option("--tuning", s->tuning, "On a GPU: keep what timing found in this file, and read it if it is there")
+      ->type_name("FILE");
   step->add_flag("--parts", s->parts, "On a GPU: also time each kernel's share of the step apart");
   describe_overrides(*step);
   step->footer(

@@ -5,7 +5,7 @@ worker is the same script started with --worker: it reads a row (a JSON object) 
 broke it or ran over, and after one that left memory on the GPU behind. A row is told its limit_s and the
 time.time() at which that is over (until), so that it may come to an end with less.
 """
-import gc, json, os, pathlib, select, signal, subprocess, sys, time
+import gc, json, os, pathlib, select, signal, subprocess, sys, tempfile, time
 
 LEFT_MIB = 64  # a worker whose row left more than this allocated is not asked again
 
@@ -89,6 +89,38 @@ def run_rows(rows, out, *, worker_arguments=(), row_s=150, total_s=540, show=lam
     finally:
         if worker:
             worker.stop()
+    return records
+
+
+def compile_apart(rows, out, *, arguments, seconds):
+    """Runs the first steps of each row in a process of its own, all at once, so that the compiler's caches have what the rows need when they are timed. Nothing is
+    timed but how long the first step took, while the others compiled too. arguments(row): of this script, for a run of that row alone. Records, which `out`
+    (optional) holds at the end: the row's keys, compile_s and at_once (how many processes), or error."""
+    begin, running, records = time.monotonic(), [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for i, row in enumerate(rows):
+            path = pathlib.Path(folder) / f"{i}.json"
+            command = [sys.executable, sys.argv[0], *arguments(row), "--seconds", str(seconds), "--row-seconds", str(seconds), "--out", str(path)]
+            running.append((row, path, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)))
+        try:
+            for row, path, process in running:
+                try:
+                    process.wait(max(0.1, seconds + 3 - (time.monotonic() - begin)))
+                except subprocess.TimeoutExpired:
+                    pass
+        finally:
+            for _, _, process in running:
+                if process.poll() is None:
+                    process.terminate()  # it ends its worker
+            for _, _, process in running:
+                process.wait()
+        for row, path, process in running:
+            found = json.loads(path.read_text())[-1] if path.exists() else {"error": f"the process ended with {process.returncode}"}
+            what = {"error": found["error"]} if "error" in found else {"compile_s": found["first_step_s"], "at_once": len(rows)}
+            records.append({**row, **what})
+            print(json.dumps(records[-1]), flush=True)
+    if out:
+        write_json(out, records)
     return records
 
 

@@ -22,6 +22,10 @@ Each figure is the median over --repeats loops of --steps steps, timed by device
 loop_ms (each loop's median), tokens_per_s (source and target), first_step_s (from making the model to the first step's end, compilation included, imports
 not; the compiler's cache is as earlier rows left it, empty for each row with --cold), peak_mib and reserved_mib (PyTorch's allocator; not the driver's own
 memory), loss, peer, device. Or case, variant and error.
+
+--compile-only compiles all rows that are to be compiled at the same time, each in a process of its own, and times nothing else: run it once, and then without
+the flag and with the same TORCHINDUCTOR_CACHE_DIR, so that what is timed finds its code there. Its records: case, variant, compile_s (to the end of the first
+step, while the others compiled), at_once (processes). torch_train_real.py has it too.
 """
 import argparse, contextlib, dataclasses, os, pathlib, re, statistics, sys, tempfile, time
 
@@ -203,6 +207,7 @@ def main():
     p.add_argument("--no-cudnn", action="store_true", help="scaled_dot_product_attention without cuDNN's")
     p.add_argument("--learned-positions", action="store_true")
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu only tests this script")
+    p.add_argument("--compile-only", action="store_true", help="fill the compiler's cache, all rows at once")
     p.add_argument("--out")
     p.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     a = p.parse_args()
@@ -215,6 +220,11 @@ def main():
     for bad in [v for v in wanted if v not in VARIANTS] + [c for c in cases if not re.fullmatch(r"mt-(base|big|tiny)-[1-9]\d*x[1-9]\d*", c)]:
         sys.exit(f"torch_train: {bad} is neither a variant ({', '.join(VARIANTS)}) nor a case like mt-base-128x32")
     listed = [dict(case=c, variant=VARIANTS[v].label, variant_key=v) for v in wanted for c in cases]
+    if a.compile_only:
+        flags = ["--steps", "1", "--warm", "0", "--repeats", "1", "--device", a.device] + ["--no-cudnn"] * a.no_cudnn + ["--learned-positions"] * a.learned_positions
+        done = rows.compile_apart([r for r in listed if VARIANTS[r["variant_key"]].compiled], a.out, seconds=a.seconds,
+                                  arguments=lambda r: [r["case"], "--variants", r["variant_key"], *flags])
+        sys.exit(bool(done) and all("error" in r for r in done))
     done = rows.run_rows(listed, a.out, worker_arguments=sys.argv[1:], row_s=a.row_seconds, total_s=a.seconds, show=lambda r: {k: v for k, v in r.items() if k != "ms"})
     sys.exit(all("error" in r for r in done))
 

@@ -150,6 +150,7 @@ def main():
     p.add_argument("--row-seconds", type=float, default=200, help="for one")
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu only tests this script")
     p.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("build/lengths"), help="where batches are written when no files are given")
+    p.add_argument("--compile-only", action="store_true", help="fill the compiler's cache, all rows at once: see torch_train.py")
     p.add_argument("--out")
     p.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     a = p.parse_args()
@@ -168,6 +169,10 @@ def main():
             files.append(a.folder / f"real-{budget}.json")
             make_batches.write(files[-1], make_batches.make(budget, a.warm + a.steps))
     listed = [dict(case=f"{m}-{f.stem}", variant=VARIANTS[v], variant_key=v, model=m, file=str(f)) for v in a.variants.split(",") for m in a.models.split(",") for f in files]
+    if a.compile_only:  # as many batches as the compiler takes to see that sizes change
+        done = rows.compile_apart([r for r in listed if r["variant_key"] == "compile"], a.out, seconds=a.seconds,
+                                  arguments=lambda r: [r["file"], "--models", r["model"], "--variants", "compile", "--warm", "0", "--steps", "6", "--device", a.device])
+        sys.exit(bool(done) and all("error" in r for r in done))
     shown = lambda r: {k: v for k, v in r.items() if k not in ("ms", "memory")}
     done = rows.run_rows(listed, a.out, worker_arguments=sys.argv[1:], row_s=a.row_seconds, total_s=a.seconds, show=shown)
     sys.exit(all("error" in r for r in done))

@@ -116,7 +116,6 @@ GpuGenerator::GpuGenerator(Context& context, const Transformer& model, const Gen
   context_.set_tuning(context.tuning());
   for (auto* event : {&began_, &encoded_, &searched_, &downloaded_, &queued_}) *event = gpu_.make_event();
   progress_ = gpu_.allocate_pinned(sizeof(int64_t));
-  gpu_.born(progress_.get(), sizeof(int64_t), DType::kI64);
   whole_.progress = Tensor(progress_.get(), DType::kI64, {1}, gpu_.device());
   round_bias();
 }
@@ -126,7 +125,6 @@ GpuGenerator::~GpuGenerator() {
     gpu_.synchronize();
   } catch (const std::exception&) {  // whoever waited for the work has heard of it
   }
-  gpu_.died(progress_.get());
 }
 
 void GpuGenerator::refresh() {

@@ -29,11 +29,16 @@ std::string TrainingMeasurement::to_json(std::string_view model_case) const {
   j["steps"] = steps;
   j["tokens_per_s"] = tokens_per_s, j["total_tokens_per_s"] = total_tokens_per_s;
   j["ms_per_step"] = step_ms, j["forward_ms"] = forward_ms, j["backward_ms"] = backward_ms;
-  j["update_ms"] = update_ms, j["warm_s"] = first_step_s, j["loss"] = loss;
+  j["update_ms"] = update_ms, j["first_step_s"] = first_step_s, j["warm_s"] = warm_s;
+  j["loss"] = loss;
   j["workspace_mib"] = static_cast<double>(workspace_bytes) / (1 << 20);
   j["arena_mib"] = static_cast<double>(arena_bytes) / (1 << 20);
   j["library_mib"] = static_cast<double>(library_bytes) / (1 << 20);
   j["peak_mib"] = static_cast<double>(workspace_bytes + arena_bytes + library_bytes) / (1 << 20);
+  if (free_first_bytes > 0) {
+    j["free_first_mib"] = static_cast<double>(free_first_bytes) / (1 << 20);
+    j["free_last_mib"] = static_cast<double>(free_last_bytes) / (1 << 20);
+  }
   j["products_tuned"] = products_tuned;
   if (!attention.empty()) j["attention"] = attention, j["attention_us"] = attention_us;
   j["ms"] = ms;
@@ -84,7 +89,7 @@ Batch random_batch(const std::vector<std::pair<int64_t, int64_t>>& lengths, cons
 }  // namespace
 
 TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengths& lengths, int64_t steps,
-                                     int64_t warm, bool parts) {
+                                     int64_t warm, bool parts, const std::string& tuning_file) {
   using Clock = std::chrono::steady_clock;
   validate_config(config);
   if (lengths.empty() || steps < 1 || warm < 0)
@@ -92,8 +97,10 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
   const TransformerConfig sizes = model_config(config);
   ThreadPool pool(static_cast<int>(config.run.threads));
   const std::unique_ptr<Gpu> gpu = training_gpu(config);
+  const Clock::time_point begin = Clock::now();
   Transformer model(sizes, training_options(config, gpu.get()));
   model.initialise(static_cast<uint32_t>(config.training.seed));
+  const Clock::time_point made = Clock::now();
   std::mt19937 random(static_cast<uint32_t>(config.training.seed));
   std::vector<Batch> batches;
   const auto used = std::min<size_t>(lengths.size(), static_cast<size_t>(steps + warm));
@@ -105,8 +112,9 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
   TrainingMeasurement m;
   m.steps = steps, m.parameters = model.workspace().layout().parameters();
   m.threads = pool.threads(), m.precision = precision_of(config), m.device = gpu ? gpu->name() : "cpu";
-  const Clock::time_point begin = Clock::now();
+  const Clock::duration batches_took = Clock::now() - made;  // random tokens: no part of training
   Tuning tuning;
+  if (gpu && !tuning_file.empty()) tuning = Tuning::load(tuning_file, gpu->name());
   TrainingStep step(model, pool, step_settings(config, model.workspace()), gpu.get());
   std::vector<BatchSize> batch_sizes;
   for (const Batch& b : batches) batch_sizes.push_back(TrainingStep::batch_size(b));
@@ -116,6 +124,12 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
   for (const BatchSize& size : batch_sizes) step.plan(TrainingStep::Kind::kTrain, size);
   step.reserve();
   if (gpu) m.products_tuned = gpu->tune_products(tuning);
+  if (gpu && !tuning_file.empty()) tuning.save(tuning_file, gpu->name());
+  const auto since_begin = [&] { return seconds(begin + batches_took, Clock::now()); };
+  const auto first_step_done = [&] {
+    m.first_step_s = since_begin();
+    if (gpu) m.free_first_bytes = static_cast<int64_t>(gpu->bytes_free());
+  };
   const double rates[] = {1e-4};
   int64_t attempt = 0;
   const auto put = [&] {
@@ -133,8 +147,9 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
   for (int64_t i = 0; i < warm; ++i) {
     put();
     take(true);
-    if (i == 0) m.first_step_s = seconds(begin, Clock::now());
+    if (i == 0) first_step_done();
   }
+  m.warm_s = since_begin();
   std::vector<double> rates_seen, forward, backward, update;
   const auto phases = [&](const StepResult& r) {
     forward.push_back(r.forward_ms), backward.push_back(r.backward_ms), update.push_back(r.update_ms);
@@ -147,6 +162,7 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
     all_tokens += tokens;
     m.loss = r.loss.loss / static_cast<double>(r.loss.tokens);
     if (!gpu) phases(r);
+    if (m.first_step_s == 0) first_step_done();
     if (r.step_ms <= 0) return;  // the very first
     m.ms.push_back(r.step_ms), rates_seen.push_back(1e3 * tokens / r.step_ms);
   };
@@ -159,8 +175,8 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
   m.total_tokens_per_s = all_tokens / total_s;
   // The device's clock runs from the end of one step to that of the next: a first step that is the only one has none.
   if (m.ms.empty()) m.ms = {1e3 * total_s / static_cast<double>(steps)}, rates_seen = {m.total_tokens_per_s};
-  if (warm == 0) m.first_step_s = seconds(begin, Clock::now());
   if (gpu) {
+    m.free_last_bytes = static_cast<int64_t>(gpu->bytes_free());
     step.set_timing(true);
     for (int64_t i = 0; i < std::min<int64_t>(steps, 10); ++i) {
       put();

@@ -27,7 +27,10 @@ struct TrainingMeasurement {
   double tokens_per_s = 0, total_tokens_per_s = 0;
   double step_ms = 0, forward_ms = 0, backward_ms = 0, update_ms = 0;  // medians
   std::vector<double> ms;                                              // of each step
-  double first_step_s = 0;     // from nothing but the weights to the end of the first step: planning, tuning
+  // From making the model to the end of the first step (weights, planning, tuning), and to the first that is timed.
+  double first_step_s = 0, warm_s = 0;
+  // On a GPU: what it has free after the first step, and after the last.
+  int64_t free_first_bytes = 0, free_last_bytes = 0;
   int64_t products_tuned = 0;  // shapes of products that were timed before
   // Of each kind of attention that was timed (attention_key): what runs, and the microseconds of all that take it.
   std::map<std::string, std::string> attention;
@@ -43,8 +46,9 @@ struct TrainingMeasurement {
 
 // Trains config's model (vocabulary: data.vocabulary) for `warm` steps that are not counted and then `steps` more, one
 // batch each, over again from the first when they run out. Nothing is written. Errors: frit::Error for batches without
-// tokens or a configuration that cannot work. parts: also times each kind of work apart (GPU).
+// tokens or a configuration that cannot work. parts: also times each kind of work apart (GPU). tuning: on a GPU, a file
+// with what timing found: it is read if it is there, and written with what was found beside.
 TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengths& batches, int64_t steps,
-                                     int64_t warm = 3, bool parts = false);
+                                     int64_t warm = 3, bool parts = false, const std::string& tuning = {});
 
 }  // namespace frit

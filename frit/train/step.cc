@@ -60,20 +60,31 @@ constexpr std::string_view kOperators[] = {
 
 constexpr int64_t kRates = 2 * TrainingStep::kAhead;
 
+// What begin() gives: it reads and writes nothing else.
+struct Header {
+  double rates[kRates], first;
+  float inverse_tokens;
+};
+// Where the numbers that result() tells of lie in TrainingStep::told_.
+constexpr size_t kToldTotals = 0, kToldState = kAlignment, kToldLossScale = 2 * kAlignment, kToldBytes = 3 * kAlignment;
+static_assert(kOptimizerNumbers * sizeof(double) <= kAlignment);
+
 }  // namespace
 
-// One update on the way: what it found, and when. On a GPU `numbers` is pinned memory that is written at the end of the
-// update.
+// One update on the way: what it found, and when. On a GPU `told` and `header` are pinned memory that kernels read and
+// write themselves: a copy by the GPU's copying engine would have the kernels around it wait for microseconds.
 struct TrainingStep::Slot {
-  struct Numbers {
-    double totals[3];
-    double state[kOptimizerNumbers];
-    float loss_scale;
-  };
-  Numbers host;
-  Numbers* numbers = &host;
-  PinnedBlock pinned;  // Numbers, then the header that begin() uploads
-  double* header = nullptr;
+  std::array<char, kToldBytes> host;
+  char* told = host.data();
+  PinnedBlock pinned;  // what is told, then the header
+  Header* header = nullptr;
+
+  template <typename T>
+  T read(size_t at) const {
+    T value;
+    std::memcpy(&value, told + at, sizeof(T));
+    return value;
+  }
   int64_t attempt = 0;
   enum Point { kBegin, kForward, kBackward, kDone, kPoints };
   std::array<std::unique_ptr<GpuEvent>, kPoints> events;
@@ -128,9 +139,14 @@ TrainingStep::TrainingStep(Transformer& model, ThreadPool& pool, const StepSetti
   constexpr size_t kScalarBytes = 16 * kAlignment;
   scalars_ = allocate_block(kScalarBytes, gpu_);
   rates_ = scalar(DType::kF64, kRates), first_ = scalar(DType::kF64, 1), inverse_tokens_ = scalar(DType::kF32, 1);
-  scale_ = scalar(DType::kF32, 1), totals_ = scalar(DType::kF64, 3), evaluation_ = scalar(DType::kF64, 3);
+  scale_ = scalar(DType::kF32, 1), evaluation_ = scalar(DType::kF64, 3);
   squares_ = scalar(DType::kF64, 1), not_finite_ = scalar(DType::kI32, 1);
-  state_.numbers = scalar(DType::kF64, kOptimizerNumbers), state_.loss_scale = scalar(DType::kF32, 1);
+  told_ = scalar(DType::kU8, kToldBytes);
+  const auto told = [&](size_t at, DType dtype, int64_t count) {
+    return Tensor(static_cast<char*>(told_.raw()) + at, dtype, {count}, context_.device());
+  };
+  totals_ = told(kToldTotals, DType::kF64, 3), state_.numbers = told(kToldState, DType::kF64, kOptimizerNumbers);
+  state_.loss_scale = told(kToldLossScale, DType::kF32, 1);
   state_.prepared = scalar(DType::kF32, kOptimizerConstants);
   const Workspace& w = model_.workspace();
   if (!w.training()) return;
@@ -138,12 +154,11 @@ TrainingStep::TrainingStep(Transformer& model, ThreadPool& pool, const StepSetti
   for (int i = 0; i <= kAhead; ++i) {  // one more, so that the update before the oldest is still known
     Slot& slot = *slots_.emplace_back(std::make_unique<Slot>());
     if (!gpu_) continue;
-    slot.pinned = gpu_->allocate_pinned(2 * kAlignment + kScalarBytes);
-    slot.numbers = new (slot.pinned.get()) Slot::Numbers();
-    slot.header = reinterpret_cast<double*>(slot.pinned.get() + 2 * kAlignment);
+    slot.pinned = gpu_->allocate_pinned(kToldBytes + sizeof(Header));
+    slot.told = slot.pinned.get();
+    slot.header = new (slot.told + kToldBytes) Header();
     for (auto& event : slot.events) event = gpu_->make_event();
   }
-  static_assert(sizeof(Slot::Numbers) <= 2 * kAlignment);
   if (gpu_)
     for (int i = 0; i < kAhead; ++i) staging_.push_back(std::make_unique<Staging>());
   // A block of zeros.
@@ -481,8 +496,7 @@ BatchView TrainingStep::place(Kind kind, const Batch& given) {
     placed[i] = Tensor(inputs_.get() + at, DType::kI32, {part.count}, gpu_->device());
     at += size;
   }
-  gpu_->upload_async(inputs_.get(), staging.block.get(), bytes);
-  staging.copied->record();
+  placed_ = &staging, placed_bytes_ = bytes;
   return {placed[0],
           placed[3],
           placed[1],
@@ -490,6 +504,14 @@ BatchView TrainingStep::place(Kind kind, const Batch& given) {
           placed[4],
           extent.sequences > 0 ? extent.longest_source : size.longest_source,
           extent.sequences > 0 ? extent.longest_target : size.longest_target};
+}
+
+void TrainingStep::fetch() {
+  if (!gpu_) return;
+  const auto raw = [&](char* p) {
+    return Tensor(p, DType::kU8, {static_cast<int64_t>(placed_bytes_)}, gpu_->device());
+  };
+  copy_gpu(context_, raw(placed_->block.get()), raw(inputs_.get()));
 }
 
 // Does work(), or what it did before from a graph: it runs directly when it comes first.
@@ -507,24 +529,21 @@ void TrainingStep::begin(int64_t attempt, int64_t step_tokens, std::span<const d
   Slot& slot = *slots_[static_cast<size_t>(attempts_done_) % slots_.size()];
   FRIT_CHECK(on_the_way() < kAhead, "[train] {} updates are on the way and none was asked for", on_the_way());
   attempt_ = slot.attempt = attempt;
-  double given[kRates];
-  for (int64_t i = 0; i < kRates; ++i) given[i] = rates[std::min(static_cast<size_t>(i), rates.size() - 1)];
-  const auto first_update = static_cast<double>(first);
-  const float inverse = static_cast<float>(1.0 / static_cast<double>(step_tokens));
+  Header given;
+  for (int64_t i = 0; i < kRates; ++i) given.rates[i] = rates[std::min(static_cast<size_t>(i), rates.size() - 1)];
+  given.first = static_cast<double>(first);
+  given.inverse_tokens = static_cast<float>(1.0 / static_cast<double>(step_tokens));
   if (timing_) slot.mark(Slot::kBegin);
-  if (gpu_) {  // the three tensors lie one behind the other
-    char* header = reinterpret_cast<char*>(slot.header);
-    const char* base = static_cast<const char*>(rates_.raw());
-    const auto part = [&](const Tensor& t) { return header + (static_cast<const char*>(t.raw()) - base); };
-    std::memcpy(part(rates_), given, sizeof(given));
-    std::memcpy(part(first_), &first_update, sizeof(first_update));
-    std::memcpy(part(inverse_tokens_), &inverse, sizeof(inverse));
-    const auto bytes = static_cast<size_t>(static_cast<const char*>(scale_.raw()) - base);
-    gpu_->upload_async(rates_.raw(), header, bytes);
+  Tensor given_rates = rates_, given_first = first_, given_inverse = inverse_tokens_;
+  if (gpu_) {
+    *slot.header = given;
+    given_rates = Tensor(slot.header->rates, DType::kF64, {kRates}, gpu_->device());
+    given_first = Tensor(&slot.header->first, DType::kF64, {1}, gpu_->device());
+    given_inverse = Tensor(&slot.header->inverse_tokens, DType::kF32, {1}, gpu_->device());
   } else {
-    to_device(rates_, given), to_device(first_, &first_update), to_device(inverse_tokens_, &inverse);
+    to_device(rates_, given.rates), to_device(first_, &given.first), to_device(inverse_tokens_, &given.inverse_tokens);
   }
-  optimizer_begin(context_, rates_, first_, inverse_tokens_, state_, scale_);
+  optimizer_begin(context_, given_rates, given_first, given_inverse, state_, scale_);
 }
 
 void TrainingStep::forward_backward(const Batch& batch, int64_t stream) {
@@ -537,11 +556,13 @@ void TrainingStep::forward_backward(const Batch& batch, int64_t stream) {
   StepOptions options = step_options(stream > 0);
   if (timing_) options.backward_begins = [&slot] { slot.mark(Slot::kForward); };
   const auto work = [&] {
+    fetch();
     Replay replay(memory_, plan);
     model_.train_step(context_, view, scale_, totals_, options);
     replay.finish();
   };
   run(plan && gpu_ ? &graphs_[{extent_of(kind, batch_size(batch)), stream > 0}] : nullptr, work);
+  if (gpu_) placed_->copied->record();
   if (timing_) slot.mark(Slot::kBackward);
 }
 
@@ -565,16 +586,11 @@ void TrainingStep::update_parameters() {
 void TrainingStep::update() {
   const GpuRange range(gpu_, "update");
   Slot& slot = *slots_[static_cast<size_t>(attempts_done_) % slots_.size()];
-  run(gpu_ ? &update_graph_ : nullptr, [&] { update_parameters(); });
-  const auto read = [&](auto& to, const Tensor& from) {
-    if (gpu_)
-      gpu_->download_async(&to, from.raw(), static_cast<size_t>(from.bytes()));
-    else
-      std::memcpy(&to, from.raw(), static_cast<size_t>(from.bytes()));
-  };
-  read(slot.numbers->totals, totals_);
-  read(slot.numbers->state, state_.numbers);
-  read(slot.numbers->loss_scale, state_.loss_scale);
+  run(gpu_ ? &update_graph_ : nullptr, [&] {
+    update_parameters();
+    if (gpu_) copy_gpu(context_, told_, Tensor(slot.told, DType::kU8, told_.shape(), gpu_->device()));
+  });
+  if (!gpu_) std::memcpy(slot.told, told_.raw(), kToldBytes);
   slot.mark(Slot::kDone);
   ++attempts_done_;
 }
@@ -586,15 +602,16 @@ std::optional<StepResult> TrainingStep::result(bool wait) {
     if (!wait) return std::nullopt;
     wait_for(*slot.events[Slot::kDone]);
   }
-  const Slot::Numbers& n = *slot.numbers;
+  const auto totals = slot.read<std::array<double, 3>>(kToldTotals);
+  const auto state = slot.read<std::array<double, kOptimizerNumbers>>(kToldState);
   StepResult r;
   r.attempt = slot.attempt;
-  r.loss = {n.totals[0], n.totals[1], static_cast<int64_t>(n.totals[2])};
-  r.updates = static_cast<int64_t>(n.state[kUpdates]);
-  r.grad_norm = n.state[kGradientNorm];
+  r.loss = {totals[0], totals[1], static_cast<int64_t>(totals[2])};
+  r.updates = static_cast<int64_t>(state[kUpdates]);
+  r.grad_norm = state[kGradientNorm];
   r.finite = r.updates > updates_told_;
   updates_told_ = r.updates;
-  r.loss_scale = n.loss_scale;
+  r.loss_scale = slot.read<float>(kToldLossScale);
   if (results_told_ > 0) {
     const Slot& before = *slots_[static_cast<size_t>(results_told_ - 1) % slots_.size()];
     r.step_ms = slot.since(before);
@@ -614,6 +631,8 @@ void TrainingStep::evaluate(const Batch& batch) {
   criterion.smoothing = 0;
   const Plan* plan = ready(Kind::kEvaluate, batch);
   const BatchView view = place(Kind::kEvaluate, batch);
+  fetch();
+  if (gpu_) placed_->copied->record();
   Replay replay(memory_, plan);
   model_.evaluate(context_, view, evaluation_, criterion, std::exchange(evaluating_, true));
   replay.finish();
@@ -647,6 +666,8 @@ std::map<std::string, double> TrainingStep::time_parts(const Batch& batch, int r
   FRIT_CHECK(gpu_ && on_the_way() == 0, "[train] parts are timed on a GPU, between steps");
   const Plan* plan = ready(Kind::kTrain, batch);
   const BatchView view = place(Kind::kTrain, batch);
+  fetch();
+  placed_->copied->record();
   const auto work = [&] {
     {
       Replay replay(memory_, plan);

@@ -44,7 +44,7 @@ struct StepSettings {
   bool planned_memory = true;      // false: temporaries come from a CachingMemory (on the CPU from the heap); no graphs
   bool packed = true;              // false: batches are filled up, see pad_batch()
   bool per_tensor_update = false;  // optimizer_step_per_tensor in the place of optimizer_step
-  bool fused_norm = true;  // false: a sublayer's end and the norm behind it are launches of their own
+  bool fused_norm = true;          // false: a sublayer's end and the norm behind it are launches of their own
 };
 
 // Fills a batch up as programs without packing do: every sentence to the longest of its side, and all of it is
@@ -208,8 +208,9 @@ class TrainingStep {
   StepOptions step_options(bool accumulate);
   // Room on the GPU for any batch of as many tokens a side.
   void reserve_inputs(int64_t tokens);
-  // The batch where the model lies, filled up on a GPU.
+  // The batch where the model lies, filled up on a GPU: there it waits in pinned memory until fetch() copies it.
   BatchView place(Kind kind, const Batch& given);
+  void fetch();
   template <typename Work>
   void run(Recorded* recorded, Work&& work);
   void to_device(const Tensor& to, const void* from);
@@ -232,7 +233,9 @@ class TrainingStep {
   Block scalars_;  // the tensors below, where the model lies
   size_t scalars_used_ = 0;
   std::vector<void*> born_;
-  Tensor rates_, first_, inverse_tokens_, scale_, totals_, evaluation_, squares_, not_finite_;
+  Tensor rates_, first_, inverse_tokens_, scale_, evaluation_, squares_, not_finite_;
+  Tensor told_;    // u8: what result() tells of, which are the totals and two tensors of state_
+  Tensor totals_;  // f64 [3]
   OptimizerState state_;
   Block ema_block_, aside_block_, slice_ends_block_, swallowed_block_, gradient_copy_block_;
   Tensor ema_, aside_, slice_ends_, swallowed_, gradient_copy_;
@@ -249,6 +252,8 @@ class TrainingStep {
   std::vector<std::unique_ptr<Slot>> slots_;       // kAhead + 1 of them
   std::vector<std::unique_ptr<Staging>> staging_;  // batches on their way to the GPU
   size_t next_staging_ = 0;
+  Staging* placed_ = nullptr;  // where the batch in hand waits, and its bytes
+  size_t placed_bytes_ = 0;
   Block inputs_;  // the batch on the GPU
   size_t inputs_bytes_ = 0;
   std::map<Extent, int64_t> last_used_;  // of those with lengths: the count below when it came last

@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "frit/backend/sim/internal.h"
 #include "frit/backend/sim/machine.h"
 #include "frit/core/error.h"
 
@@ -75,9 +76,13 @@ void SimGpu::fill_async(void* device, unsigned char byte, size_t bytes) {
 void* SimGpu::allocate_host(size_t bytes) {
   void* p = std::aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
   if (!p) fail("[simulator] no memory for {} bytes", bytes);
+  // Kernels may touch it, too. When the host writes to it is not seen: it counts as written.
+  born(p, bytes, DType::kU8);
+  machine_->mark(p, bytes, true);
   return p;
 }
 void SimGpu::release_host(void* p) noexcept {
+  died(p);
   std::free(p);
 }
 
