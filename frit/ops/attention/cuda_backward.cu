@@ -91,7 +91,7 @@ FRIT_DEVICE void load_dout(const Shared<T>& to, const Shared<float>& delta, cons
 
 // Eights of keys (or queries) that a warp takes at a time: as many as its registers hold beside the sums.
 template <int D>
-constexpr int kEights = D == 64 ? 2 : 4;
+constexpr int kEights = D == 32 ? 4 : 2;
 
 // What the two halves of backward know of the block's sequence.
 struct Work {
