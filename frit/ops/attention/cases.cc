@@ -32,7 +32,7 @@ void set_gpu_budgets(const Problem& p, int64_t max_q, int64_t max_k, OpCase& c) 
   const bool f32 = p.dtype == DType::kF32;
   const int64_t row = p.d * e, offsets = 4 * 4;  // a thread reads four offsets, in blocks of a tail one a tensor
   const int64_t tile = f32 ? 16 : attention_short_tile(sequences, n, max_q), threads = f32 ? 128 : 2 * tile;
-  const int64_t warps = attention_short_backward_warps(max_q, max_k);
+  const int64_t warps = attention_short_backward_warps(max_q, max_k, p.d);
   int64_t tq = p.q_tail, tk = p.k_tail, forward = 0, backward = 0, most_keys = 0, any = 0;
   for (int64_t s = 0; s < sequences; ++s) {
     const int64_t lq = p.q_lengths[s], lk = p.k_lengths[s];
@@ -48,7 +48,10 @@ void set_gpu_budgets(const Problem& p, int64_t max_q, int64_t max_k, OpCase& c) 
   const int64_t tiles = (max_q + tile - 1) / tile;
   GpuBudget& f = c.forward_gpu;
   f.launches = launched, f.atomics = 0, f.scratch_bytes = 0;
-  f.barriers = !launched ? 0 : f32 ? std::max<int64_t>(0, (most_keys + 31) / 32 * 2 - 1) : forward > 0;
+  f.barriers = !launched     ? 0
+               : f32         ? std::max<int64_t>(0, (most_keys + 31) / 32 * 2 - 1)
+               : forward > 0 ? std::max<int64_t>(1, (most_keys + kAttentionForwardStage - 1) / kAttentionForwardStage)
+                             : 0;
   f.read_bytes =
       !launched ? 0 : n * forward + sequences * tiles * n * threads * offsets + kAttentionTailBlocks * threads * 4;
   f.written_bytes = tq * n * (row + 4);
@@ -264,6 +267,7 @@ OpCase make(Problem problem) {
   if (problem.instances && dtype != DType::kF32) {  // that has one block shape
     c.forward_instances = {"tile16", "tile32", "tile64", "tile128"};
     c.backward_instances = {"warps1", "warps2", "warps4", "warps8"};
+    if (d < 128) c.backward_instances.push_back("warps16");
   }
   return c;
 }
@@ -370,6 +374,19 @@ std::vector<OpCase> attention_cases() {
          .dtype = lk % 3 == 1 ? DType::kF16 : DType::kBF16,
          .variant = "short"});
   add({.q_lengths = {256}, .n = 1, .d = 32, .causal = true, .p_drop = 0.1f, .dtype = DType::kBF16, .variant = "short"});
+  // Several stages of keys, of which later ones hold scores far above the first's.
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    add({.q_lengths = {17, 33},
+         .k_lengths = {250, 129},
+         .n = 1,
+         .d = 64,
+         .p_drop = 0.1f,
+         .dtype = dtype,
+         .variant = "short",
+         .gain = 3});
+    add({.q_lengths = {40}, .k_lengths = {193}, .n = 1, .d = 32, .causal = true, .dtype = dtype, .variant = "short"});
+    add({.q_lengths = {5}, .k_lengths = {70}, .n = 1, .d = 64, .dtype = dtype, .variant = "short", .scale = -0.5f});
+  }
   add({.q_lengths = {20}, .k_lengths = {150}, .n = 1, .d = 32, .variant = "short"});
   add({.q_lengths = {150}, .k_lengths = {20}, .n = 1, .d = 32, .p_drop = 0.1f, .variant = "short"});
   // Too much for shared memory at once.

@@ -91,7 +91,7 @@ FRIT_DEVICE void load_dout(const Shared<T>& to, const Shared<float>& delta, cons
 
 // Eights of keys (or queries) that a warp takes at a time: as many as its registers hold beside the sums.
 template <int D>
-constexpr int kEights = D == 64 ? 2 : 4;
+constexpr int kEights = D == 32 ? 4 : 2;
 
 // What the two halves of backward know of the block's sequence.
 struct Work {
@@ -207,12 +207,13 @@ FRIT_DEVICE void backward_keys(const Work& w, const Shared<T>& k, const Shared<T
 
 // A block takes one sequence and head; a warp takes 16 queries at a time, then 16 keys at a time.
 template <typename T, int D>
-FRIT_KERNEL(256, (D == 128 ? 1 : 2))
+FRIT_KERNEL((D == 128 ? 256 : 512), 1)
 attention_backward_short_kernel(Rows<const T> q, Rows<const T> k, Rows<const T> v, Global<const int32_t> q_offsets,
-                                Global<const int32_t> k_offsets, Geometry geometry, Dropout dropout, Areas areas,
+                                Global<const int32_t> k_offsets, Geometry geometry, DropoutTable dropout, Areas areas,
                                 Rows<const T> out, Global<const float> lse, Rows<const T> dout, Rows<T> dq, Rows<T> dk,
                                 Rows<T> dv) {
   wait_for_previous();
+  let_next_start();
   const int heads = geometry.heads, block = static_cast<int>(block_index()), all = geometry.sequences * heads;
   if (block >= all) {
     const int64_t q_end = offset_at(q_offsets, geometry.sequences, geometry.q_tokens);
@@ -227,8 +228,8 @@ attention_backward_short_kernel(Rows<const T> q, Rows<const T> k, Rows<const T> 
   w.at = sequence_at(q_offsets, k_offsets, geometry, block / heads);
   const Sequence& at = w.at;
   if (at.lq == 0 && at.lk == 0) return;
-  w.causal = geometry.causal, w.dropping = dropout.active();
-  w.scale = geometry.scale, w.keep_scale = w.dropping ? dropout.scale() : 1.0f;
+  w.causal = geometry.causal, w.dropping = dropout.active;
+  w.scale = geometry.scale, w.keep_scale = w.dropping ? dropout.scale : 1.0f;
   w.lse = shared_array<float>(areas.lse), w.delta = shared_array<float>(areas.delta);
   w.mask = shared_array<uint32_t>(areas.mask);
 
@@ -254,7 +255,9 @@ attention_backward_short_kernel(Rows<const T> q, Rows<const T> k, Rows<const T> 
       for (int i = thread_index(); i < padded_queries; i += thread_count())
         store(w.lse, i, i < at.lq ? load(lse, (at.q_first + i) * heads + head) * 1.4426950408889634f : 0.0f);
       if (w.dropping)
-        fill_mask(shared_array<uint16_t>(areas.mask), dropout, at, 0, at.lq, padded_queries, head, geometry.causal);
+        for (int first = warp() * 16; first < padded_queries; first += warp_count() * 16)
+          fill_mask(shared_array<uint16_t>(areas.mask) + first * kMaskRow * 2, dropout, at, first,
+                    at.visible(first + 15, geometry.causal), at.lk, head);
     }
     copy_async_wait<0>();
     barrier();
@@ -287,7 +290,7 @@ attention_backward_short_kernel(Rows<const T> q, Rows<const T> k, Rows<const T> 
   }
 }
 
-constexpr const char* kNames[] = {"warps1", "warps2", "warps4", "warps8"};
+constexpr const char* kNames[] = {"warps1", "warps2", "warps4", "warps8", "warps16"};
 
 template <typename T, int D>
 void backward(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse, const Tensor& dout,
@@ -302,25 +305,26 @@ void backward(Context& context, const AttentionArgs& args, const Tensor& out, co
     return areas(true).bytes <= limit ? areas(true) : areas(false);
   };
   int fallback = 0;
-  while (1 << fallback < attention_short_backward_warps(max_q, max_k)) ++fallback;
+  while (1 << fallback < attention_short_backward_warps(max_q, max_k, D)) ++fallback;
   const std::string key = fmt::format("q{} k{} D{} {}{}{}", max_q, max_k, D, geometry.causal ? "causal " : "",
                                       args.dropout.active() ? "dropout " : "", name_of(args.q.dtype()));
-  const int warps = 1 << choose_instance(context, "attention_backward", key, kNames, fallback,
-                                         [&](int i) { return areas_for(1 << i).bytes <= limit; });
+  const int warps = 1 << choose_instance(context, "attention_backward", key, kNames, fallback, [&](int i) {
+                      return 1 << i <= (D == 128 ? 8 : 16) && areas_for(1 << i).bytes <= limit;
+                    });
   const Areas areas = areas_for(warps);
   const int64_t blocks = int64_t{geometry.sequences} * geometry.heads + kAttentionTailBlocks;
   launch(context, "attention_backward_short_kernel", attention_backward_short_kernel<T, D>,
          {blocks, warps * 32, areas.bytes}, rows_of<const T>(args.q), rows_of<const T>(args.k),
          rows_of<const T>(args.v), global<const int32_t>(args.q_offsets), global<const int32_t>(args.k_offsets),
-         geometry, args.dropout, areas, rows_of<const T>(out), global<const float>(lse), rows_of<const T>(dout),
-         rows_of<T>(dq), rows_of<T>(dk), rows_of<T>(dv));
+         geometry, DropoutTable(args.dropout), areas, rows_of<const T>(out), global<const float>(lse),
+         rows_of<const T>(dout), rows_of<T>(dq), rows_of<T>(dk), rows_of<T>(dv));
 }
 
 }  // namespace
 
-int64_t attention_short_backward_warps(int64_t max_q, int64_t max_k) {
+int64_t attention_short_backward_warps(int64_t max_q, int64_t max_k, int64_t d) {
   int64_t warps = 1;
-  while (warps < 8 && warps * 16 < std::max(max_q, max_k)) warps *= 2;
+  while (warps < (d == 128 ? 8 : 16) && warps * 16 < std::max(max_q, max_k)) warps *= 2;
   return warps;
 }
 

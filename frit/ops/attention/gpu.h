@@ -11,15 +11,18 @@ int64_t attention_longest(int64_t given, const Tensor& t);
 
 // Queries of one block of forward, by the shape alone: 16 to 128, whole warps of 16.
 int64_t attention_short_tile(int64_t sequences, int64_t heads, int64_t max_q);
+// Keys that a block of forward waits for at a time.
+constexpr int64_t kAttentionForwardStage = 64;
 // Warps of one block of backward.
-int64_t attention_short_backward_warps(int64_t max_q, int64_t max_k);
+int64_t attention_short_backward_warps(int64_t max_q, int64_t max_k, int64_t d);
 // Blocks that write the zeros of the rows past the last sequence.
 constexpr int64_t kAttentionTailBlocks = 16;
 
-// Forward, f16 and bf16. Math: as attention.h has it; scores in registers, softmax online over tiles of 32 keys;
-// probabilities are rounded to 16 bits before they meet the values. Cost: 1 launch, 1 barrier; a block takes
-// attention_short_tile queries of one sequence and head, and reads its keys and values once. Shared memory: those, and
-// one bit a query and key with dropout.
+// Forward, f16 and bf16. Math: as attention.h has it; scores in registers, softmax online over tiles of 64 keys, about a
+// maximum that gives way only to scores more than 8 (in units of log 2) above it; probabilities are rounded to 16 bits
+// before they meet the values. Cost: 1 launch; a block takes attention_short_tile queries of one sequence and head, and
+// reads its keys and values once, 1 barrier for each kAttentionForwardStage keys: a tile is computed while later ones
+// are under way. Shared memory: those, and one bit a query and key with dropout.
 // Backward: 1 launch; a block takes one sequence and head and reads q, k, v, out, dout and lse once; scores and
 // probabilities are computed once for dq (a warp owns 16 queries) and once transposed for dk and dv (a warp owns 16
 // keys), so that nothing is added up across warps and the bits never change. 1 barrier where the four operands fit into

@@ -1,7 +1,9 @@
 // What the short kernels share: which sequence a block works on, tiles of rows in shared memory, products of tiles.
 #pragma once
 #include "frit/ops/attention/gpu.h"
+#include "frit/simt/early.h"
 #include "frit/simt/launch.h"
+#include "frit/simt/spread.h"
 
 namespace frit::attention_short {
 
@@ -125,20 +127,34 @@ FRIT_DEVICE Vec<T, 8> zeros8() {
   return v;
 }
 
-// Copies `rows` rows of one head to shared memory, and zeros to the rows from there to `padded`. Behind it: commit,
-// wait and a barrier.
+// Can rows `stride` elements apart from `from` on be read and written 16 bytes at a time?
+template <typename T>
+FRIT_DEVICE bool whole_vectors(const Global<T>& from, int64_t stride) {
+  return ((from.address() | static_cast<uint64_t>(stride) * sizeof(T)) & 15u) == 0;
+}
+
+// Copies rows [begin, rows) of one head to shared memory, and zeros to the rows from there to `padded`. Behind it:
+// commit, wait and a barrier.
 template <typename T, int D>
-FRIT_DEVICE void load_rows(const Shared<T>& to, const Global<const T>& from, int64_t stride, int rows, int padded) {
+FRIT_DEVICE void load_rows(const Shared<T>& to, const Global<const T>& from, int64_t stride, int rows, int padded,
+                           int begin = 0) {
   constexpr int kParts = D / 8;
-  for (int i = thread_index(); i < padded * kParts; i += thread_count()) {
-    const int r = i / kParts, column = i % kParts * 8;
-    const bool valid = r < rows;
-    const Global<const T> at = from + ((valid ? r : 0) * stride + column);
-    if (at.address() % 16 == 0)
-      copy_async16(to, r * kRowOf<D> + column, at, 0, valid);
-    else
-      store_vec<8>(to, r * kRowOf<D> + column, valid ? load_span<8>(at, 0, 8, T::from_bits(0)) : zeros8<T>());
+  const int column = thread_index() % kParts * 8, step = thread_count() / kParts;
+  int r = begin + thread_index() / kParts;
+  const int end = least(rows, padded);
+  if (whole_vectors(from, stride)) {
+    Global<const T> at = from + (r * stride + column);
+    const int64_t further = step * stride;
+    FRIT_UNROLL_BY(4)
+    for (; r < end; r += step) {
+      copy_async16(to, r * kRowOf<D> + column, at, 0, true);
+      at = at + further;
+    }
+  } else {
+    for (; r < end; r += step)
+      store_vec<8>(to, r * kRowOf<D> + column, load_span<8>(from + r * stride, column, D, T::from_bits(0)));
   }
+  for (; r < padded; r += step) store_vec<8>(to, r * kRowOf<D> + column, zeros8<T>());
 }
 
 // Fragments of rows [0, 16) of a tile, columns [16 k, 16 k + 16), as the left operand.
@@ -230,28 +246,54 @@ FRIT_DEVICE void store_rows(const Global<T>& to, int64_t stride, int rows, const
   }
 }
 
+// The same by way of 16 rows of shared memory, from byte `at_bytes` on, that only this warp uses: fewer instructions.
+template <typename T, int D>
+FRIT_DEVICE void store_rows_by(int64_t at_bytes, const Global<T>& to, int64_t stride, int rows,
+                               const float (&x)[D / 8][4], const float (&factor)[2]) {
+  warp_barrier();  // all have read what is there
+  const Shared<T> by = shared_array<T>(at_bytes);
+  const Shared<uint32_t> pairs = shared_array<uint32_t>(at_bytes);
+  FRIT_UNROLL
+  for (int h = 0; h < 2; ++h) {
+    FRIT_UNROLL
+    for (int j = 0; j < D / 8; ++j)
+      store(pairs, (lane() / 4 + 8 * h) * (kRowOf<D> / 2) + 4 * j + lane() % 4,
+            pack2(T(), x[j][2 * h] * factor[h], x[j][2 * h + 1] * factor[h]));
+  }
+  warp_barrier();
+  constexpr int kParts = D / 8, kStep = kWarpSize / kParts;
+  const int column = lane() % kParts * 8;
+  const bool whole = whole_vectors(to, stride);
+  FRIT_UNROLL
+  for (int i = 0; i < 16 / kStep; ++i) {
+    const int row = lane() / kParts + i * kStep;
+    if (row >= rows) return;
+    const Vec<T, 8> v = load_vec<8>(by, row * kRowOf<D> + column);
+    if (whole)
+      store_vec<8>(to, row * stride + column, v);
+    else
+      store_span<8>(to + row * stride, column, D, v);
+  }
+}
+
 // ---- Dropout bits in shared memory ----
 
 // Words from query to query, enough for the longest row: a constant, so that its multiples need no register, and odd,
 // so that neighbouring queries lie in different banks.
 constexpr int kMaskRow = kAttentionShortLongest / 32 + 1;
-// Bit j % 32 of word mask[r * kMaskRow + j / 32] says whether key j is kept for query first + r of the sequence, r
-// below `rows`, where the query sees the key; bits of the rows from there to `padded` are 0. Computed while copies are
-// under way. Cost: one Philox block for 8 keys.
-FRIT_DEVICE void fill_mask(const Shared<uint16_t>& mask, const Dropout& dropout, const Sequence& at, int first,
-                           int rows, int padded, int head, bool causal) {
-  const int pieces = (at.lk + 31) / 32 * 2;  // of 16 keys, in a row
-  for (int i = thread_index(); i < padded * pieces; i += thread_count()) {
-    const int r = i / pieces;
-    // Unsigned: the compiler sees that eight keys need one Philox block.
-    const uint32_t key = static_cast<uint32_t>(i - r * pieces) * 16;
+// A warp computes the bits of 16 queries from query `first` of the sequence on: bit j % 32 of word
+// mask[r * kMaskRow + j / 32] says whether key j is kept for query first + r. Bits from `keys` on are anything; words
+// are written for `written` keys. Computed while copies are under way. Cost: one Philox block for 8 keys.
+FRIT_DEVICE void fill_mask(const Shared<uint16_t>& mask, const DropoutTable& dropout, const Sequence& at, int first,
+                           int keys, int written, int head) {
+  const int r = lane() % 16;
+  const uint32_t row = static_cast<uint32_t>(at.q_first) + static_cast<uint32_t>(first + r);
+  for (int piece = lane() / 16; piece < (written + 31) / 32 * 2; piece += 2) {
+    const uint32_t group = static_cast<uint32_t>(piece) * 2, of = static_cast<uint32_t>(head);
     uint32_t bits = 0;
-    if (r < rows && static_cast<int>(key) < at.visible(first + r, causal)) {
-      const int64_t row = at.q_first + first + r;
-      bits = dropout_keep<8>(dropout, row, key, static_cast<uint32_t>(head)) |
-             dropout_keep<8>(dropout, row, key + 8, static_cast<uint32_t>(head)) << 8;
-    }
-    store(mask, r * kMaskRow * 2 + key / 16, static_cast<uint16_t>(bits));
+    if (piece * 16 < keys)
+      bits = dropout_keep_group(dropout, row, group, of) | dropout_keep_group(dropout, row, group + 1, of) << 8;
+    store(mask, r * kMaskRow * 2 + piece, static_cast<uint16_t>(bits));
   }
 }
 

@@ -121,9 +121,9 @@ OpCase with_budget(int64_t rows, int64_t vocabulary, int64_t count, DType dtype)
             a.v[r * vocabulary + k * apart * n] = static_cast<double>(1 + (k + r) % count);
       },
       "/peaks");
-  int64_t again = 0;  // bytes of the `count` threads that hold a peak
+  int64_t again = 0;  // bytes of the first 32 elements of the `count` threads that hold a peak
   for (int64_t k = 0; k < count; ++k)
-    again += (vocabulary / n - k * apart + kBeamSelectThreads - 1) / kBeamSelectThreads * 16;
+    again += std::min(32 / n, (vocabulary / n - k * apart + kBeamSelectThreads - 1) / kBeamSelectThreads) * 16;
   const int64_t first = kBeamSelectThreads * size_of(dtype);  // the first 32 logits, by every warp
   c.forward_gpu = {
       1, count <= 16 ? 2 : 3, rows * (vocabulary * size_of(dtype) + first + again), rows * (8 * count + 8), 0, 0};

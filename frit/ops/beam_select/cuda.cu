@@ -120,22 +120,52 @@ FRIT_DEVICE Reference reference_of(float first) {
   return Reference(most > -INFINITY ? most : 0.0f);
 }
 
+// The largest of the elements of vectors, of 16-bit ones found by pairs. A NaN gives way.
+template <typename T>
+struct Largest {
+  uint32_t pairs = convert<T>(-INFINITY).bits * 0x10001u;
+  template <int N>
+  FRIT_DEVICE void add(const Vec<T, N>& x) {
+    FRIT_UNROLL
+    for (int i = 0; i < N / 2; ++i) pairs = max2(T(), pairs, x.pairs[i]);
+  }
+  FRIT_DEVICE float get() const {
+    return fmaxf(widen(T::from_bits(static_cast<uint16_t>(pairs))),
+                 widen(T::from_bits(static_cast<uint16_t>(pairs >> 16))));
+  }
+};
+template <>
+struct Largest<float> {
+  float even = -INFINITY, odd = -INFINITY;
+  template <int N>
+  FRIT_DEVICE void add(const Vec<float, N>& x) {
+    FRIT_UNROLL
+    for (int i = 0; i < N; i += 2) even = fmaxf(even, x[i]), odd = fmaxf(odd, x[i + 1]);
+  }
+  FRIT_DEVICE float get() const { return fmaxf(even, odd); }
+};
+
 // A thread's maximum, and its sums of exponentials: element i of its vectors has a sum ("slot") of its own. Whatever
 // the row's alignment, there is for each slot one, here or in the thread before, that sums the same columns in the same
 // order; so the slots, added as whole numbers, give the same bits wherever the row lies.
 template <int N>
 struct Scan {
-  float top = -INFINITY;
+  float top = -INFINITY, second = -INFINITY;  // of the batches' maxima the largest, and the next
+  int where = 0;                              // the batch of `top`
   float slots[N] = {};
   float batch[N] = {};  // sums that slots take next
   template <typename T>
-  FRIT_DEVICE void add(const Vec<T, N>& x, float about) {
+  FRIT_DEVICE void add(const Vec<T, N>& x, float about, Largest<T>& largest) {
+    largest.add(x);
     FRIT_UNROLL
-    for (int i = 0; i < N; ++i) {
-      const float v = widen(x[i]);
-      top = fmaxf(top, v);
-      batch[i] += exp2_fast(fmaf(v, kLog2E, -about));
-    }
+    for (int i = 0; i < N; ++i) batch[i] += exp2_fast(fmaf(widen(x[i]), kLog2E, -about));
+  }
+  // A batch's maximum; b < 0: of what belongs to no batch.
+  FRIT_DEVICE void note(float most, int b) {
+    const bool above = b >= 0 && most > top;
+    second = fmaxf(second, above ? top : most);
+    top = above ? most : fmaxf(top, most);
+    where = above ? b : where;
   }
   // Slots [begin, end) take their batch, which begins anew.
   FRIT_DEVICE void take(int begin, int end) {
@@ -149,23 +179,43 @@ struct Scan {
 // ahead of the others.
 template <typename T>
 FRIT_DEVICE void add_batch(Scan<kVecOf<T>>& scan, const Row<T>& row, int v, const Vec<T, kVecOf<T>> (&x)[kBatch<T>],
-                           float about, int ahead) {
+                           float about, int ahead, int b) {
   constexpr int N = kVecOf<T>, kLast = kBatch<T> - 1;
+  Largest<T> largest;
   FRIT_UNROLL
-  for (int u = 0; u < kLast; ++u) scan.add(x[u], about);
+  for (int u = 0; u < kLast; ++u) scan.add(x[u], about, largest);
   // The vectors behind the row's last one have added zeros.
   const int partial = row.partial_in_batch(v);
-  if (partial >= 0 && partial < kLast) scan.add(row.partial_vector(), about);
+  if (partial >= 0 && partial < kLast) scan.add(row.partial_vector(), about, largest);
   if (ahead < N) scan.take(ahead, N);
-  scan.add(x[kLast], about);
-  if (partial == kLast) scan.add(row.partial_vector(), about);
+  scan.add(x[kLast], about, largest);
+  if (partial == kLast) scan.add(row.partial_vector(), about, largest);
   scan.take(0, ahead);
+  scan.note(largest.get(), b);
+}
+// A batch of whole vectors; those of the next, which begins at `next`, take their places one by one, so that as many as
+// registers hold are always on their way.
+template <typename T>
+FRIT_DEVICE void add_whole_batch(Scan<kVecOf<T>>& scan, const Global<const T>& next, Vec<T, kVecOf<T>> (&x)[kBatch<T>],
+                                 float about, int ahead, int b) {
+  constexpr int N = kVecOf<T>, kLast = kBatch<T> - 1;
+  Largest<T> largest;
+  FRIT_UNROLL
+  for (int u = 0; u <= kLast; ++u) {
+    if (u == kLast && ahead < N) scan.take(ahead, N);
+    scan.add(x[u], about, largest);
+    x[u] = load_vec<N>(next, u * kThreads * N);
+  }
+  scan.take(0, ahead);
+  scan.note(largest.get(), b);
 }
 template <typename T>
 FRIT_DEVICE Scan<kVecOf<T>> rescan(const Row<T>& row, float about) {
   Scan<kVecOf<T>> scan;
-  row.each_vector_of(thread_index(), 0, 1, [&](int v) { scan.add(row.load(v), about); });
+  Largest<T> largest;
+  row.each_vector_of(thread_index(), 0, 1, [&](int v) { scan.add(row.load(v), about, largest); });
   scan.take(0, kVecOf<T>);
+  scan.note(largest.get(), -1);
   return scan;
 }
 
@@ -276,6 +326,19 @@ struct Results {
   }
 };
 
+// The warp's 32 values, the largest in lane 0. Cost: 15 shuffles.
+FRIT_DEVICE float sorted_falling(float x) {
+  FRIT_UNROLL
+  for (int width = 2; width <= kWarpSize; width *= 2) {
+    FRIT_UNROLL
+    for (int apart = width / 2; apart > 0; apart /= 2) {
+      const float other = shuffle_xor(x, apart);
+      x = ((lane() & apart) == 0) == ((lane() & width) == 0) ? fmaxf(x, other) : fminf(x, other);
+    }
+  }
+  return x;
+}
+
 // Hierarchical selection in row r, behind the walk over it, for a block.
 template <typename T>
 FRIT_DEVICE void select_by_groups(const Row<T>& row, const Scan<kVecOf<T>>& scan, const Reference& reference, int64_t r,
@@ -291,38 +354,50 @@ FRIT_DEVICE void select_by_groups(const Row<T>& row, const Scan<kVecOf<T>>& scan
   barrier();
 
   // R, the count-th largest of the group maxima: every warp finds it among 32, a thread a group among more.
-  float top = -INFINITY, threshold;
-  const float mine = few ? load(maxima, lane()) : group_top;
-  const int place = few ? lane() : me;
-  int rank = 0;
-  for (int g = 0; g < groups; g += 4) {
-    const Vec<float, 4> other = load_vec<4>(maxima, g);
-    FRIT_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      rank += other[i] > mine || (other[i] == mine && g + i < place);
-      top = fmaxf(top, other[i]);
-    }
-  }
+  float top, threshold;
   if (few) {
-    threshold = shuffle(mine, find_first_set(ballot(rank == count - 1)) - 1);
+    const float sorted = sorted_falling(load(maxima, lane()));
+    top = shuffle(sorted, 0), threshold = shuffle(sorted, count - 1);
   } else {
-    if (rank == count - 1) store(threshold_at, 0, mine);
+    int rank = 0;
+    top = -INFINITY;
+    for (int g = 0; g < groups; g += 4) {
+      const Vec<float, 4> other = load_vec<4>(maxima, g);
+      FRIT_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        rank += other[i] > group_top || (other[i] == group_top && g + i < me);
+        top = fmaxf(top, other[i]);
+      }
+    }
+    if (rank == count - 1) store(threshold_at, 0, group_top);
     barrier();
     threshold = load(threshold_at, 0);
   }
 
-  // Collects the logits from R on. Only threads whose maximum reaches R have any; a warp reads such a thread's columns
-  // again together.
-  for (uint32_t holders = ballot(scan.top >= threshold); holders != 0; holders &= holders - 1) {
-    const int holder = warp() * kWarpSize + find_first_set(holders) - 1;
-    row.each_vector_of(holder, lane(), kWarpSize, [&](int v) {
-      row.each(v, [&](float value, int column) {
-        if (!(value >= threshold)) return;
-        const uint32_t position = atomic_add(counter, 0, 1u);
-        if (position < kBeamSelectCapacity) store(keys, position, key_of(value, column));
-      });
+  // Collects the logits from R on. Only threads whose maximum reaches R have any, and most of them in one batch, which
+  // kBatch lanes read again: those of several threads together, so that a warp waits for memory once.
+  const auto collect = [&](int v) {
+    row.each(v, [&](float value, int column) {
+      if (!(value >= threshold)) return;
+      const uint32_t position = atomic_add(counter, 0, 1u);
+      if (position < kBeamSelectCapacity) store(keys, position, key_of(value, column));
     });
+  };
+  constexpr int kTogether = kWarpSize / kBatch<T>;
+  for (uint32_t holders = ballot(scan.top >= threshold && scan.second < threshold); holders != 0;) {
+    uint32_t mine = holders;
+    FRIT_UNROLL
+    for (int i = 1; i < kTogether; ++i)
+      if (i <= lane() / kBatch<T>) mine &= mine - 1;
+    FRIT_UNROLL
+    for (int i = 0; i < kTogether; ++i) holders &= holders - 1;
+    const int holder = mine != 0 ? find_first_set(mine) - 1 : 0, b = shuffle(scan.where, holder);
+    const int v = row.whole_begin + warp() * kWarpSize + holder + (b * kBatch<T> + lane() % kBatch<T>)*kThreads;
+    if (mine != 0 && v < row.vectors) collect(v);
   }
+  // In more than one: the warp reads all columns of such a thread.
+  for (uint32_t holders = ballot(scan.second >= threshold); holders != 0; holders &= holders - 1)
+    row.each_vector_of(warp() * kWarpSize + find_first_set(holders) - 1, lane(), kWarpSize, collect);
   const RowSum sum = store_sums(row, scan, reference, top);
   barrier();
 
@@ -347,6 +422,7 @@ FRIT_DEVICE void select_by_groups(const Row<T>& row, const Scan<kVecOf<T>>& scan
   for (uint32_t i = static_cast<uint32_t>(me); i < held; i += kThreads) {
     const uint64_t key = load(keys, i);
     int before = 0;
+    FRIT_UNROLL_BY(8)
     for (uint32_t j = 0; j < held; ++j) before += load(keys, j) < key;
     if (before < count) results.put(r, before, key);
   }
@@ -370,10 +446,22 @@ beam_select_forward_groups_kernel(Global<const T> logits, int64_t stride, int co
   row.load_batch(row.whole_begin + me, x);
   const Reference reference = reference_of(first);
   Scan<N> scan;
-  if (row.whole_begin > 0 && me == kThreads - 1) scan.add(row.load(0), reference.about);
-  for (int v = row.whole_begin + me;;) {
-    add_batch<T>(scan, row, v, x, reference.about, row.shift > 0 && me == kThreads - 1 ? row.shift : N);
-    v += kBatch<T> * kThreads;
+  if (row.whole_begin > 0 && me == kThreads - 1) {
+    Largest<T> largest;
+    scan.add(row.load(0), reference.about, largest);
+    scan.note(largest.get(), -1);
+  }
+  constexpr int kStep = kBatch<T> * kThreads;
+  const int ahead = row.shift > 0 && me == kThreads - 1 ? row.shift : N;
+  int v = row.whole_begin + me, b = 0;
+  Global<const T> next = row.at + row.column(v);
+  for (; row.whole_begin + (b + 2) * kStep <= row.whole_end; ++b, v += kStep) {
+    next = next + kStep * N;
+    add_whole_batch<T>(scan, next, x, reference.about, ahead, b);
+  }
+  for (;; ++b) {
+    add_batch<T>(scan, row, v, x, reference.about, ahead, b);
+    v += kStep;
     if (v >= row.vectors) break;
     row.load_batch(v, x);
   }
@@ -400,7 +488,7 @@ beam_select_forward_parts_kernel(Global<const T> logits, int64_t stride, int col
   row.load_batch(v, x);
   const Reference reference = reference_of(first);
   Scan<N> scan;
-  add_batch<T>(scan, row, v, x, reference.about, N);
+  add_batch<T>(scan, row, v, x, reference.about, N, 0);
   const int64_t mine = block_index() * kThreads + me;
   FRIT_UNROLL
   for (int i = 0; i < N; i += 4)
@@ -428,7 +516,7 @@ beam_select_forward_join_kernel(Global<const T> logits, int64_t stride, int colu
       FRIT_UNROLL
       for (int e = 0; e < 4; ++e) scan.batch[i + e] = four[e];
     }
-    scan.top = fmaxf(scan.top, load(tops, theirs));
+    scan.note(load(tops, theirs), p);
     scan.take(0, N);
   }
   select_by_groups(row, scan, reference_of(first), r, count, groups, results);
