@@ -1,8 +1,7 @@
-#include "frit/simt/folded_columns.h"
-
 #include "frit/ops/bias_activation_dropout/activation-inl.h"
 #include "frit/ops/bias_activation_dropout/whole.h"
 #include "frit/ops/column_sum/walk.h"
+#include "frit/simt/folded_columns.h"
 
 namespace frit {
 namespace {
@@ -10,10 +9,10 @@ namespace {
 using namespace simt;
 
 template <typename T, Activation activation>
-FRIT_KERNEL(kActivationThreads, 4)
+FRIT_KERNEL(kActivationThreads, 3)
 bias_activation_dropout_forward_folded_kernel(ColumnWalk walk, Global<const T> x, Global<const T> bias,
                                               DropoutTable dropout, Global<T> y) {
-  constexpr int N = 8, U = 2;
+  constexpr int N = 8, U = 4;
   wait_for_previous();
   const ColumnPlace at = column_place(walk, x);
   const FoldedRows rows = folded_rows(walk, at);
