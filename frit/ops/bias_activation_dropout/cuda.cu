@@ -3,6 +3,7 @@
 #include "frit/ops/bias_activation_dropout/whole.h"
 #include "frit/ops/column_sum/gpu.h"
 #include "frit/ops/column_sum/walk.h"
+#include "frit/simt/folded_columns.h"
 
 namespace frit {
 namespace {
@@ -102,6 +103,11 @@ void bias_activation_dropout_forward_gpu(Context& context, const Tensor& x, cons
       make_column_walk(x, kThreads, usual_rows_a_thread(x.dim(0), x.dim(1), x.dtype()), 0, packed, vectors);
   if (walks_whole(walk, x, vectors) && begins_whole(bias))
     return start_activation_forward_whole(context, walk, x, bias, activation, DropoutTable(dropout), y);
+  if (walks_folded(walk, x))
+    return start_activation_forward_folded(
+        context,
+        make_column_walk(x, kThreads, folded_rows_a_thread(x.dim(0), x.dim(1)), 0, packed, vectors), x, bias,
+        activation, DropoutTable(dropout), y);
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);
     launch(context, "bias_activation_dropout_forward_columns_kernel", bias_activation_dropout_forward_columns_kernel<T>,
@@ -125,6 +131,8 @@ void bias_activation_dropout_backward_gpu(Context& context, const Tensor& dy, co
   if (walks_whole(walk, x, vectors) && begins_whole(bias)) {
     start_activation_backward_whole(context, walk, dy, x, bias, form.activation, dropout, dx,
                                     sums ? partial.tensor() : Tensor());
+  } else if (sums && walks_folded(walk, x)) {
+    start_activation_backward_folded(context, walk, dy, x, bias, form.activation, dropout, dx, partial.tensor());
   } else {
     dispatch_float(x.dtype(), [&](auto t) {
       using T = decltype(t);

@@ -100,28 +100,6 @@ bias_activation_dropout_backward_whole_kernel(ColumnWalk walk, Global<const T> d
   if constexpr (sums) store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
 }
 
-// Calls f with the activation as a constant.
-template <typename F>
-void dispatch_activation(Activation activation, F&& f) {
-  switch (activation) {
-    case Activation::kRelu:
-      return f(std::integral_constant<Activation, Activation::kRelu>());
-    case Activation::kGelu:
-      return f(std::integral_constant<Activation, Activation::kGelu>());
-    case Activation::kGeluTanh:
-      return f(std::integral_constant<Activation, Activation::kGeluTanh>());
-    case Activation::kSilu:
-      return f(std::integral_constant<Activation, Activation::kSilu>());
-  }
-}
-template <typename F>
-void dispatch_16(DType dtype, F&& f) {
-  if (dtype == DType::kBF16)
-    f(bfloat16());
-  else
-    f(float16());
-}
-
 }  // namespace
 
 void start_activation_forward_whole(Context& context, const ColumnWalk& walk, const Tensor& x, const Tensor& bias,

@@ -1,4 +1,4 @@
-// The kernels for 16-bit rows of whole aligned vectors, one for each activation.
+// The kernels for 16-bit rows that are whole aligned vectors, or fold to such, one for each activation.
 #pragma once
 #include "frit/ops/bias_activation_dropout/bias_activation_dropout.h"
 #include "frit/simt/whole_columns.h"
@@ -7,6 +7,29 @@ namespace frit {
 
 constexpr int kActivationThreads = 256;  // of a block without sums
 
+// Calls f with the activation as a constant.
+template <typename F>
+void dispatch_activation(Activation activation, F&& f) {
+  switch (activation) {
+    case Activation::kRelu:
+      return f(std::integral_constant<Activation, Activation::kRelu>());
+    case Activation::kGelu:
+      return f(std::integral_constant<Activation, Activation::kGelu>());
+    case Activation::kGeluTanh:
+      return f(std::integral_constant<Activation, Activation::kGeluTanh>());
+    case Activation::kSilu:
+      return f(std::integral_constant<Activation, Activation::kSilu>());
+  }
+}
+// The same with the 16-bit type of that name.
+template <typename F>
+void dispatch_16(DType dtype, F&& f) {
+  if (dtype == DType::kBF16)
+    f(bfloat16());
+  else
+    f(float16());
+}
+
 // walk: such that walks_whole, and bias begins_whole.
 void start_activation_forward_whole(Context& context, const ColumnWalk& walk, const Tensor& x, const Tensor& bias,
                                     Activation activation, const simt::DropoutTable& dropout, const Tensor& y);
@@ -14,5 +37,12 @@ void start_activation_forward_whole(Context& context, const ColumnWalk& walk, co
 void start_activation_backward_whole(Context& context, const ColumnWalk& walk, const Tensor& dy, const Tensor& x,
                                      const Tensor& bias, Activation activation, const simt::DropoutTable& dropout,
                                      const Tensor& dx, const Tensor& partial);
+
+// walk: such that walks_folded. The backward one writes column sums.
+void start_activation_forward_folded(Context& context, const ColumnWalk& walk, const Tensor& x, const Tensor& bias,
+                                     Activation activation, const simt::DropoutTable& dropout, const Tensor& y);
+void start_activation_backward_folded(Context& context, const ColumnWalk& walk, const Tensor& dy, const Tensor& x,
+                                      const Tensor& bias, Activation activation, const simt::DropoutTable& dropout,
+                                      const Tensor& dx, const Tensor& partial);
 
 }  // namespace frit

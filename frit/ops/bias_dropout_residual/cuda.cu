@@ -1,7 +1,7 @@
 #include "frit/ops/bias_dropout_residual/gpu.h"
 #include "frit/ops/bias_dropout_residual/sum-inl.h"
 #include "frit/ops/column_sum/gpu.h"
-#include "frit/simt/whole_columns.h"
+#include "frit/simt/folded_columns.h"
 
 namespace frit {
 namespace {
@@ -221,6 +221,88 @@ bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy,
   if constexpr (sums) store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
 }
 
+// The same for 16-bit rows that fold to whole vectors (frit/simt/folded_columns.h).
+template <typename T>
+FRIT_KERNEL(kThreads, 3)
+bias_dropout_residual_forward_folded_kernel(ColumnWalk walk, Global<const T> x, Global<const T> bias,
+                                            Global<const T> residual, DropoutTable dropout, Global<T> y) {
+  constexpr int N = 8, U = 2;
+  wait_for_previous();
+  const ColumnPlace at = column_place(walk, x);
+  const FoldedRows rows = folded_rows(walk, at);
+  const Vec<float, N> b = to_float(load_of_columns<N>(walk, at, bias));
+  const int64_t step = rows.step * walk.row_stride, begin = rows.first * walk.row_stride + at.column;
+  Global<const T> x_from = x + begin, residual_from = residual + begin;
+  Global<T> to = y + begin;
+  Vec<T, N> v[U] = {}, r[U] = {};
+  const auto fetch = [&](int u, bool there) {
+    if (there) {
+      v[u] = load_vec<N, Cache::kStream>(x_from, 0);
+      r[u] = load_vec<N, Cache::kStream>(residual_from, 0);
+    }
+    x_from = x_from + step, residual_from = residual_from + step;
+  };
+  const auto result = [&](const Vec<float, N>& in, const Vec<float, N>& other, const KeptRows& kept) {
+    Vec<float, N> sum;
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i) sum[i] = fmaf(kept.kept(i) ? in[i] + b[i] : 0.0f, dropout.scale, other[i]);
+    return from_float<T>(sum);
+  };
+  for_folded_rows<U>(walk, at, rows, dropout, fetch, [&](int u, const KeptRows& kept, bool here, bool more) {
+    const Vec<float, N> in = to_float(v[u]), other = to_float(r[u]);
+    fetch(u, more);
+    const Vec<T, N> out = result(in, other, kept);
+    if (here) store_vec<N, Cache::kStream>(to, 0, out);
+    to = to + step;
+  });
+  if (rows.cut) {
+    const int64_t row = (walk.rows - 1) * walk.row_stride;
+    const Vec<float, N> in = to_float(load_span<N>(x + row, at.column, at.limit, T()));
+    const Vec<float, N> other = to_float(load_span<N>(residual + row, at.column, at.limit, T()));
+    store_span<N>(y + row, at.column, at.limit, result(in, other, kept_cut(walk, at, dropout)));
+  }
+}
+
+template <typename T>
+FRIT_KERNEL(kThreads, 2)
+bias_dropout_residual_backward_folded_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
+                                             Global<float> partial) {
+  constexpr int N = 8, U = 8;
+  wait_for_previous();
+  const ColumnPlace at = column_place(walk, dy);
+  const FoldedRows rows = folded_rows(walk, at);
+  const int64_t step = rows.step * walk.row_stride, begin = rows.first * walk.row_stride + at.column;
+  Global<const T> from = dy + begin;
+  Global<T> to = dx + begin;
+  Vec<T, N> g[U] = {};
+  float sum[N] = {};
+  const auto fetch = [&](int u, bool there) {
+    if (there) g[u] = load_vec<N, Cache::kStream>(from, 0);
+    from = from + step;
+  };
+  const auto result = [&](Vec<float, N> d) {
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i) d[i] *= dropout.scale, sum[i] += d[i];
+    return from_float<T>(d);
+  };
+  for_folded_rows<U>(walk, at, rows, dropout, fetch, [&](int u, KeptRows kept, bool here, bool more) {
+    if (!here) kept.low = kept.high = 0;  // what an earlier row left there is not added again
+    kept.drop(g[u]);
+    const Vec<float, N> in = to_float(g[u]);
+    fetch(u, more);
+    const Vec<T, N> out = result(in);
+    if (here) store_vec<N, Cache::kStream>(to, 0, out);
+    to = to + step;
+  });
+  if (rows.cut) {
+    const int64_t row = (walk.rows - 1) * walk.row_stride;
+    Vec<T, N> g_cut = load_span<N>(dy + row, at.column, at.limit, T());
+    kept_cut(walk, at, dropout).drop(g_cut);
+    store_span<N>(dx + row, at.column, at.limit, result(to_float(g_cut)));
+  }
+  store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
+}
+
 // Calls f with the 16-bit type of that name.
 template <typename F>
 void dispatch_16(DType dtype, F&& f) {
@@ -260,6 +342,16 @@ void bias_dropout_residual_forward_gpu(Context& context, const Tensor& x, const 
              {walk.blocks(), walk.threads()}, walk, global<const T>(x), global<const T>(bias),
              global<const T>(residual), residual.row_stride(), DropoutTable(dropout), global<T>(y), y.row_stride());
     });
+  if (walks_folded(walk, x) && residual.defined() && !keep.defined()) {
+    const ColumnWalk folded =
+        make_column_walk(x, kThreads, folded_rows_a_thread(x.dim(0), x.dim(1)), 0, packed, vectors);
+    return dispatch_16(x.dtype(), [&](auto t) {
+      using T = decltype(t);
+      launch(context, "bias_dropout_residual_forward_folded_kernel", bias_dropout_residual_forward_folded_kernel<T>,
+             {folded.blocks(), folded.threads()}, folded, global<const T>(x), global<const T>(bias),
+             global<const T>(residual), DropoutTable(dropout), global<T>(y));
+    });
+  }
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);
     dispatch_keep<T>(keep, x, [&](auto form) {
@@ -290,6 +382,13 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
         run(bias_dropout_residual_backward_whole_kernel<T, true>, column_sums_shared_bytes(walk, 8));
       else
         run(bias_dropout_residual_backward_whole_kernel<T, false>, 0);
+    });
+  } else if (sums && walks_folded(walk, dy) && !keep.defined()) {
+    dispatch_16(dy.dtype(), [&](auto t) {
+      using T = decltype(t);
+      launch(context, "bias_dropout_residual_backward_folded_kernel", bias_dropout_residual_backward_folded_kernel<T>,
+             {walk.blocks(), walk.threads(), column_sums_shared_bytes(walk, 8)}, walk, global<const T>(dy),
+             DropoutTable(dropout), global<T>(dx), global<float>(partial.tensor()));
     });
   } else {
     dispatch_float(dy.dtype(), [&](auto t) {

@@ -1,7 +1,5 @@
-#include "frit/ops/embedding/gpu.h"
-#include "frit/simt/early.h"
+#include "frit/ops/embedding/shifted.h"
 #include "frit/simt/launch.h"
-#include "frit/simt/whole_columns.h"
 
 namespace frit {
 namespace {
@@ -101,30 +99,6 @@ FRIT_DEVICE uint32_t kept(const DropoutTable& dropout, int64_t token, int first,
   }
 }
 
-// The sequence that token t lies in: the last one that begins at or before it. All lanes of the warp call it, with one
-// t. Cost: a load and a vote for each factor of 32 in the number of sequences.
-FRIT_DEVICE int sequence_of(const Global<const int32_t>& offsets, int sequences, int64_t t) {
-  int low = 0, high = sequences + 1;
-  while (high - low > 1) {
-    const int step = (high - low + 30) / 32, probe = low + (lane() + 1) * step;
-    const bool before = probe < high && load(offsets, probe) <= t;
-    low += count_bits(ballot(before)) * step;
-    high = low + step < high ? low + step : high;
-  }
-  return low;
-}
-
-template <typename T>
-struct Lookup {
-  Global<const int32_t> ids, offsets, position_ids;  // the last two may be missing
-  Global<const T> table, positions;
-  Global<T> y;
-  int64_t tokens, table_stride, positions_stride, y_stride, position_offset, places;
-  int32_t vocabulary, sequences, columns;
-  float scale;
-  DropoutTable dropout;
-};
-
 // A warp takes kTokens neighbouring tokens: it finds their rows at once, a token a lane, then writes one row after the
 // other; a lane has kVectors vectors of it at a time. kAligned: all rows are whole aligned vectors.
 template <typename T, int kVectors, bool kAligned>
@@ -139,29 +113,8 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
   constexpr int kN = kVecOf<T>, kTokens = static_cast<int>(kEmbeddingTokens);
   const int64_t begin = (block_index() * kWarps + warp()) * kTokens;
   if (begin >= a.tokens) return;
-  const int64_t mine = begin + lane();
-  const bool here = lane() < kTokens && mine < a.tokens;
-  int32_t id = here ? load(a.ids, mine) : -1, place = 0;
-  if (id >= a.vocabulary || (a.offsets && mine >= load(a.offsets, a.sequences))) id = -1;
-  if (a.positions) {
-    int64_t position = -1;
-    if (a.position_ids) {
-      if (here) position = load(a.position_ids, mine);
-    } else {
-      const int s = a.sequences < kWarpSize ? 0 : sequence_of(a.offsets, a.sequences, begin);
-      const int32_t start = s + lane() <= a.sequences ? load(a.offsets, s + lane()) : 0x7fffffff;
-      FRIT_UNROLL
-      for (int i = 0; i < kTokens; ++i) {
-        const int64_t t = begin + i;
-        const int passed = count_bits(ballot(start <= t));
-        int32_t from = shuffle(start, passed > 0 ? passed - 1 : 0);
-        if (passed == kWarpSize) from = load(a.offsets, sequence_of(a.offsets, a.sequences, t));  // many empty ones
-        if (lane() == i) position = t - from + a.position_offset;
-      }
-    }
-    if (position < 0 || position >= a.places) id = -1;
-    place = static_cast<int32_t>(position);
-  }
+  const FoundTokens found = find_tokens<kTokens>(a, begin);
+  const int32_t id = found.id, place = found.place;
   if constexpr (kAligned && kN == 8) {
     // The next vectors are loaded as soon as these are widened.
     const int vectors = a.columns / kN,
@@ -612,9 +565,11 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
   }
 }
 
-// Vectors of 16 bytes that a lane of forward takes of a row at a time, by instance.
+// Vectors of 16 bytes that a lane of forward takes of a row at a time, by instance; the last one is for rows that are
+// no whole vectors.
 constexpr int kVectorsOf[] = {2, 4};
-constexpr const char* kInstances[] = {"2_vectors", "4_vectors"};
+constexpr int kShifted = 2;
+constexpr const char* kInstances[] = {"2_vectors", "4_vectors", "shifted"};
 
 // f(std::integral_constant<int, vectors>()) of instance i.
 template <typename F>
@@ -689,10 +644,12 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
 
 void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Tensor& y) {
   if (y.numel() == 0) return;
-  const int instance = choose_instance(context, "embedding_forward", fmt::format("{}x{}", y.dim(1), size_of(y.dtype())),
-                                       kInstances, 0, [](int) { return true; });
+  const bool placed = args.positions.defined();
+  const bool shifted = shifts(y) && shifts(args.table) && (!placed || shifts(args.positions));
+  const int instance =
+      choose_instance(context, "embedding_forward", fmt::format("{}x{}", y.dim(1), size_of(y.dtype())), kInstances,
+                      shifted ? kShifted : 0, [&](int i) { return i != kShifted || shifted; });
   dispatch_float(y.dtype(), [&]<typename T>(T) {
-    const bool placed = args.positions.defined();
     const Lookup<T> a{global<const int32_t>(args.ids),
                       global<const int32_t>(args.offsets),
                       global<const int32_t>(args.position_ids),
@@ -710,6 +667,9 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
                       static_cast<int32_t>(y.dim(1)),
                       args.scale,
                       DropoutTable(args.dropout)};
+    if constexpr (sizeof(T) == 2) {
+      if (instance == kShifted) return start_embedding_forward_shifted(context, a);
+    }
     const bool aligned = whole_vectors(y) && whole_vectors(args.table) && (!placed || whole_vectors(args.positions));
     constexpr int64_t kBlock = kWarps * kEmbeddingTokens;
     with_vectors(instance, [&](auto vectors) {

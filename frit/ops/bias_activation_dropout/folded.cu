@@ -1,0 +1,125 @@
+#include "frit/ops/bias_activation_dropout/activation-inl.h"
+#include "frit/ops/bias_activation_dropout/whole.h"
+#include "frit/ops/column_sum/walk.h"
+#include "frit/simt/folded_columns.h"
+
+namespace frit {
+namespace {
+
+using namespace simt;
+
+template <typename T, Activation activation>
+FRIT_KERNEL(kActivationThreads, 3)
+bias_activation_dropout_forward_folded_kernel(ColumnWalk walk, Global<const T> x, Global<const T> bias,
+                                              DropoutTable dropout, Global<T> y) {
+  constexpr int N = 8, U = 4;
+  wait_for_previous();
+  const ColumnPlace at = column_place(walk, x);
+  const FoldedRows rows = folded_rows(walk, at);
+  const Vec<float, N> b = to_float(load_of_columns<N>(walk, at, bias));
+  const int64_t step = rows.step * walk.row_stride, begin = rows.first * walk.row_stride + at.column;
+  Global<const T> from = x + begin;
+  Global<T> to = y + begin;
+  Vec<T, N> v[U] = {};
+  const auto fetch = [&](int u, bool there) {
+    if (there) v[u] = load_vec<N, Cache::kStream>(from, 0);
+    from = from + step;
+  };
+  const auto result = [&](const Vec<float, N>& in, const KeptRows& kept) {
+    Vec<float, N> a;
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i) a[i] = activate_scaled<T, activation>(in[i] + b[i], dropout.scale);
+    Vec<T, N> out = from_float<T>(a);
+    kept.drop(out);
+    return out;
+  };
+  for_folded_rows<U>(walk, at, rows, dropout, fetch, [&](int u, const KeptRows& kept, bool here, bool more) {
+    const Vec<float, N> in = to_float(v[u]);
+    fetch(u, more);
+    const Vec<T, N> out = result(in, kept);
+    if (here) store_vec<N, Cache::kStream>(to, 0, out);
+    to = to + step;
+  });
+  if (rows.cut) {
+    const int64_t row = (walk.rows - 1) * walk.row_stride;
+    const Vec<float, N> in = to_float(load_span<N>(x + row, at.column, at.limit, T()));
+    store_span<N>(y + row, at.column, at.limit, result(in, kept_cut(walk, at, dropout)));
+  }
+}
+
+template <typename T, Activation activation>
+FRIT_KERNEL(kActivationThreads, 2)
+bias_activation_dropout_backward_folded_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
+                                               Global<const T> bias, DropoutTable dropout, Global<T> dx,
+                                               Global<float> partial) {
+  constexpr int N = 8, U = 4;
+  wait_for_previous();
+  const ColumnPlace at = column_place(walk, x);
+  const FoldedRows rows = folded_rows(walk, at);
+  const Vec<float, N> b = to_float(load_of_columns<N>(walk, at, bias));
+  const int64_t step = rows.step * walk.row_stride, begin = rows.first * walk.row_stride + at.column;
+  Global<const T> x_from = x + begin, dy_from = dy + begin;
+  Global<T> to = dx + begin;
+  Vec<T, N> v[U] = {}, g[U] = {};
+  float sum[N] = {};
+  const auto fetch = [&](int u, bool there) {
+    if (there) v[u] = load_vec<N, Cache::kStream>(x_from, 0), g[u] = load_vec<N, Cache::kStream>(dy_from, 0);
+    x_from = x_from + step, dy_from = dy_from + step;
+  };
+  const auto result = [&](const Vec<float, N>& in, const Vec<float, N>& incoming) {
+    Vec<float, N> d;
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i) {
+      d[i] = incoming[i] * dropout.scale * slope<T, activation>(in[i] + b[i]);
+      sum[i] += d[i];
+    }
+    return from_float<T>(d);
+  };
+  for_folded_rows<U>(walk, at, rows, dropout, fetch, [&](int u, KeptRows kept, bool here, bool more) {
+    if (!here) kept.low = kept.high = 0;  // what an earlier row left there is not added again
+    kept.drop(g[u]);
+    const Vec<float, N> in = to_float(v[u]), incoming = to_float(g[u]);
+    fetch(u, more);
+    const Vec<T, N> out = result(in, incoming);
+    if (here) store_vec<N, Cache::kStream>(to, 0, out);
+    to = to + step;
+  });
+  if (rows.cut) {
+    const int64_t row = (walk.rows - 1) * walk.row_stride;
+    Vec<T, N> incoming = load_span<N>(dy + row, at.column, at.limit, T());
+    kept_cut(walk, at, dropout).drop(incoming);
+    const Vec<float, N> in = to_float(load_span<N>(x + row, at.column, at.limit, T()));
+    store_span<N>(dx + row, at.column, at.limit, result(in, to_float(incoming)));
+  }
+  store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
+}
+
+}  // namespace
+
+void start_activation_forward_folded(Context& context, const ColumnWalk& walk, const Tensor& x, const Tensor& bias,
+                                     Activation activation, const DropoutTable& dropout, const Tensor& y) {
+  dispatch_16(x.dtype(), [&](auto t) {
+    using T = decltype(t);
+    dispatch_activation(activation, [&](auto form) {
+      launch(context, "bias_activation_dropout_forward_folded_kernel",
+             bias_activation_dropout_forward_folded_kernel<T, form.value>, {walk.blocks(), walk.threads()}, walk,
+             global<const T>(x), global<const T>(bias), dropout, global<T>(y));
+    });
+  });
+}
+
+void start_activation_backward_folded(Context& context, const ColumnWalk& walk, const Tensor& dy, const Tensor& x,
+                                      const Tensor& bias, Activation activation, const DropoutTable& dropout,
+                                      const Tensor& dx, const Tensor& partial) {
+  dispatch_16(x.dtype(), [&](auto t) {
+    using T = decltype(t);
+    dispatch_activation(activation, [&](auto form) {
+      launch(context, "bias_activation_dropout_backward_folded_kernel",
+             bias_activation_dropout_backward_folded_kernel<T, form.value>,
+             {walk.blocks(), walk.threads(), column_sums_shared_bytes(walk, 8)}, walk, global<const T>(dy),
+             global<const T>(x), global<const T>(bias), dropout, global<T>(dx), global<float>(partial));
+    });
+  });
+}
+
+}  // namespace frit

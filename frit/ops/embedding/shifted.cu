@@ -1,0 +1,103 @@
+#include "frit/ops/embedding/shifted.h"
+
+#include "frit/ops/embedding/shifted-inl.h"
+#include "frit/simt/launch.h"
+
+namespace frit {
+namespace {
+
+using namespace simt;
+
+constexpr int kThreads = 128, kWarps = kThreads / kWarpSize, kVectors = 4;
+
+// A warp takes neighbouring tokens: it finds their rows at once, a token a lane, then writes one row after the other.
+// The next row is asked for while one is written.
+template <typename T>
+FRIT_KERNEL(kThreads, 5)
+embedding_forward_shifted_kernel(Lookup<T> a) {
+  let_next_start();
+  wait_for_previous();
+  constexpr int kTokens = static_cast<int>(kEmbeddingTokens), kLine = 64;
+  const int64_t begin = (block_index() * kWarps + warp()) * kTokens;
+  if (begin >= a.tokens) return;
+  const FoundTokens found = find_tokens<kTokens>(a, begin);
+  const int left = static_cast<int>(a.tokens - begin < kTokens ? a.tokens - begin : kTokens);
+  const bool placed = static_cast<bool>(a.positions);
+  FRIT_UNROLL_BY(1)
+  for (int i = 0; i < left; ++i) {
+    const int64_t t = begin + i;
+    const int32_t word_id = shuffle(found.id, i), place_id = shuffle(found.place, i);
+    const int32_t next_id = shuffle(found.id, i + 1);
+    if (i + 1 < left && next_id >= 0) {
+      FRIT_UNROLL_BY(1)
+      for (int column = lane() * kLine; column < a.columns; column += kWarpSize * kLine)
+        prefetch(a.table + next_id * a.table_stride, column);
+    }
+    const Global<T> y = a.y + t * a.y_stride;
+    ShiftedRow row = shifted_row(t, a.columns);
+    if (word_id < 0) {
+      for (int j = lane(); j < row.vectors; j += kWarpSize) store_vec<8>(y, row.head + 8 * j, Vec<T, 8>{});
+      const int column = edge_column(row);
+      if (column >= 0) store(y, column, T());
+      continue;
+    }
+    const SpreadRow<T> words = spread_row(a.table, word_id, a.vocabulary, row);
+    const int word_vectors = row.vectors;
+    SpreadRow<T> places{};
+    if (placed) places = spread_row(a.positions, place_id, a.places, row);
+    if (row.vectors < word_vectors - 1) row.vectors = word_vectors - 1;
+    const int column = edge_column(row);
+    T edge_word{}, edge_place{};
+    if (column >= 0) {
+      edge_word = load(a.table + word_id * a.table_stride, column);
+      if (placed) edge_place = load(a.positions + place_id * a.positions_stride, column);
+    }
+    const KeptRows edges = edge_groups<kVectors>(a.dropout, t, column);
+    FRIT_UNROLL_BY(1)
+    for (int first = 0; first < row.vectors; first += kWarpSize * kVectors) {
+      const int last = row.vectors - 1;
+      Spread<T> w[kVectors];
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        const int j = first + k * kWarpSize + lane();
+        w[k] = load_spread<Cache::kDefault>(words, j < last ? j : last);
+      }
+      KeptRows kept = shifted_groups<kVectors>(a.dropout, t, row.head, first, edges);
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        const int j = first + k * kWarpSize + lane();
+        Spread<T> p{};
+        if (placed) p = load_spread<Cache::kDefault>(places, j < last ? j : last);
+        const Vec<float, 8> word = to_float(join_spread(w[k], words.past));
+        const Vec<float, 8> place = to_float(join_spread(p, places.past));
+        Vec<float, 8> sum;
+        FRIT_UNROLL
+        for (int c = 0; c < 8; ++c) sum[c] = fmaf(word[c], a.scale, place[c]) * a.dropout.scale;
+        Vec<T, 8> out = from_float<T>(sum);
+        kept.drop(out);
+        kept.next();
+        if (j < row.vectors) store_vec<8>(y + row.head, 8 * j, out);
+      }
+    }
+    const float sum = fmaf(widen(edge_word), a.scale, widen(edge_place)) * a.dropout.scale;
+    if (column >= 0) store(y, column, convert<T>(edge_kept(edges, column) ? sum : 0.0f));
+  }
+}
+
+template <typename T>
+void start(Context& context, const Lookup<T>& a) {
+  constexpr int64_t kBlock = kWarps * kEmbeddingTokens;
+  launch(context, "embedding_forward_shifted_kernel", embedding_forward_shifted_kernel<T>,
+         {(a.tokens + kBlock - 1) / kBlock, kThreads}, a);
+}
+
+}  // namespace
+
+void start_embedding_forward_shifted(Context& context, const Lookup<bfloat16>& a) {
+  start(context, a);
+}
+void start_embedding_forward_shifted(Context& context, const Lookup<float16>& a) {
+  start(context, a);
+}
+
+}  // namespace frit
