@@ -32,7 +32,7 @@ int64_t over(int64_t a, int64_t b) {
 GpuBudget forward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype, const Options& o) {
   const int64_t size = size_of(dtype), n = 16 / size, vectors = over(cols, n);
   GpuBudget b;
-  if (vectors > 128 || rows > 8192 || (vectors > 32 && stride % n != 0)) return b;
+  if (vectors > 128 || rows > 8192 || (vectors > 32 && (stride % n != 0 || (size == 2 && cols % n != 0)))) return b;
   b.launches = rows == 0 ? 0 : 1;
   b.barriers = 0;
   // bias, gamma and beta beside x and the residual.
@@ -185,6 +185,7 @@ void add_instances(OpCase& c, int64_t cols, int64_t stride, DType dtype) {
   if (vectors <= 8 * 32) c.forward_instances.push_back("one_sync_1");
   if (vectors <= 8 * 64) c.forward_instances.push_back("one_sync_2");
   if (vectors <= 8 * 128) c.forward_instances.push_back("one_sync_4");
+  if (whole && n == 8 && vectors > 32 && vectors <= 1024) c.forward_instances.push_back("held");
   for (int64_t each : {2, 4, 5})
     if (whole && vectors <= 8 * 32 * each) c.forward_instances.push_back(fmt::format("spans_{}", each));
   if (!c.backward) return;

@@ -1,5 +1,6 @@
 #include "frit/ops/layer_norm/forward-inl.h"
 #include "frit/ops/layer_norm/gpu.h"
+#include "frit/ops/layer_norm/held.h"
 
 namespace frit {
 namespace layer_norm {
@@ -74,14 +75,21 @@ ForwardShape::ForwardShape(const Tensor& x) : rows(x.dim(0)), cols(x.dim(1)), n(
 }
 
 int ForwardShape::warps_of(int i) const {
+  if (i == kHeld) return static_cast<int>(over(held_row(), 32 * kVectors[kHeld]));
   return static_cast<int>(over(is_spans(i) ? chunks : vectors, 32 * kVectors[i]));
 }
 
+int ForwardShape::held_vectors() const {
+  return static_cast<int>(over(held_row(), 32 * warps_of(kHeld)));
+}
+
 bool ForwardShape::fits(int i) const {
+  if (i == kHeld && (n != 8 || vectors <= 32 || rows >= int64_t{1} << 31 || held_vectors() < 2)) return false;
   return i == kLooped || warps_of(i) <= kMostWarps[i];
 }
 
 int ForwardShape::rule() const {
+  if (fits(kHeld)) return kHeld;
   // The share of the threads' vectors that the row fills, times 1024.
   const auto filled = [&](int i) { return vectors * 1024 / (warps_of(i) * 32 * kVectors[i]); };
   // One warp a row while it can hold it: no barrier. Beyond that 4 vectors a thread, unless many would be empty.
@@ -125,6 +133,8 @@ void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gam
   const int instance = layer_norm::choose_forward(context, x);
   const bool whole = layer_norm::whole_vectors(x) && layer_norm::whole_vectors(y) && layer_norm::whole_vectors(gamma) &&
                      layer_norm::whole_vectors(beta);
+  if (instance == layer_norm::kHeld)
+    return layer_norm::start_forward_held(context, shape, whole, x, gamma, beta, eps, y, mean, rstd);
   dispatch_float(x.dtype(), [&](auto type) {
     using T = decltype(type);
     if (instance == layer_norm::kLooped) {

@@ -17,17 +17,19 @@ enum ForwardInstance {
   kSpans2,
   kSpans4,
   kSpans5,
+  kHeld,
   kTwoSync,
   kMoments,
 };
 constexpr const char* kForwardInstances[] = {"one_sync_1", "one_sync_2", "one_sync_4", "one_sync_wide", "looped",
-                                             "spans_2",    "spans_4",    "spans_5",    "two_sync",      "moments"};
+                                             "spans_2",    "spans_4",    "spans_5",    "held",          "two_sync",
+                                             "moments"};
 
 // How a launch shares out rows of one shape and row stride.
 struct ForwardShape {
   explicit ForwardShape(const Tensor& x);
-  static constexpr int kVectors[] = {1, 2, 4, 4, 4, 2, 4, 5, 1, 1};      // a thread holds of a row
-  static constexpr int kMostWarps[] = {8, 8, 8, 16, 16, 8, 8, 8, 8, 8};  // that share a row
+  static constexpr int kVectors[] = {1, 2, 4, 4, 4, 2, 4, 5, 4, 1, 1};      // a thread holds of a row, at most
+  static constexpr int kMostWarps[] = {8, 8, 8, 16, 16, 8, 8, 8, 8, 8, 8};  // that share a row
   static bool is_spans(int i) { return i >= kSpans2 && i <= kSpans5; }
 
   int64_t rows, cols, n;  // n: elements of a vector
@@ -36,9 +38,14 @@ struct ForwardShape {
   int64_t chunks;         // vectors that cover a row wherever it begins
 
   int warps_of(int i) const;  // that share a row
+  int held_vectors() const;   // that a thread of `held` has of a row
   bool fits(int i) const;
   // What runs if nothing is forced and nothing is known from timing. A function of the shape.
   int rule() const;
+
+ private:
+  // Of `held`, whose last warp takes one column more than its vectors hold.
+  int64_t held_row() const { return cols % (32 * n) == 1 ? vectors - 1 : vectors; }
 };
 
 // Are t's rows whole vectors of 16 bytes that begin at multiples of them? True of no tensor, and of any address while
