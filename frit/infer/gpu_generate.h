@@ -90,7 +90,7 @@ class GpuGenerator {
   };
   struct Recorded {
     Plan plan;
-    bool ran = false;  // a graph is recorded for the second run
+    int64_t plain_runs = 0;  // without a graph, up to kPlainRuns
     std::unique_ptr<GpuGraph> graph;
     int64_t kernels = 0, products = 0;  // of a run
   };
