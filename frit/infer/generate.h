@@ -40,7 +40,7 @@ struct GeneratorOptions {
   // kAuto, 16-bit types: so are products of up to so many multiplications. An H200 takes 2.5 us for 128 rows of 512 x
   // 512 with bias and residual by linear_rows, 6.8 us by cuBLASLt and a kernel for the rest, and as long for 2^27.
   int64_t small_product = int64_t{1} << 25;
-  bool graphs = true;       // steps are recorded once and replayed
+  bool graphs = true;       // work that comes often is recorded and replayed
   int64_t steps_ahead = 2;  // steps that are queued before it is known who has finished
   bool survivors = false;   // report how many logits HARS collects; steps then run without graphs
 };
@@ -64,11 +64,11 @@ struct GenerateReport {
 // On the CPU it computes in fp32 from the model's parameters in their dtype; weights are laid out once. What a sentence
 // gets has the same bits whatever other sentences are in the call, and for any number of threads.
 // On a GPU it computes in the model's dtype, with logits and scores in fp32, and nothing but the queueing of steps is
-// left to the host: buffers are planned, a step is one recorded graph for each number of sentences that are left, and
-// the host waits once, for the results. The host's thread spins meanwhile. In fp32 a sentence gets the same tokens, and
-// its score within 1e-5, in every batch; in 16 bits that takes Products::kRows. Equal to transformers' generate() of
-// the same settings but for rounding. One call at a time. Cost: beside the weights, keys and values of the tokens
-// decoded so far, kept for the next call; a decoding step copies none of them.
+// left to the host: buffers are planned, a step is one graph for each number of sentences that are left, recorded when
+// it comes often, and the host waits once, for the results. The host's thread spins meanwhile. In fp32 a sentence gets
+// the same tokens, and its score within 1e-5, in every batch; in 16 bits that takes Products::kRows. Equal to
+// transformers' generate() of the same settings but for rounding. One call at a time. Cost: beside the weights, keys
+// and values of the tokens decoded so far, kept for the next call; a decoding step copies none of them.
 class Generator {
  public:
   // context's pool, and on a GPU its gpu, runs the work; its memory and random key are not used. All, and the model,

@@ -33,15 +33,9 @@ using Clock = std::chrono::steady_clock;
 // Positions by which keys and values grow.
 constexpr int64_t kPositionStep = 64;
 
-// 1, 2, 3, 4, 6, 8, 12, ...: the numbers of sentences for which a step is recorded.
-int64_t bucket_of(int64_t sentences) {
-  int64_t bucket = 1;
-  while (bucket < sentences) {
-    if (bucket % 2 == 0 && bucket / 2 * 3 >= sentences) return bucket / 2 * 3;
-    bucket *= 2;
-  }
-  return bucket;
-}
+// To record a graph takes the host as long as to put the work on the stream a few times. Most sizes of an encoder, and
+// many of a step while sentences leave a large batch, do not come that often.
+constexpr int64_t kPlainRuns = 3;
 
 int64_t power_of_two(int64_t n, int64_t least) {
   while (least < n) least *= 2;
@@ -74,6 +68,15 @@ class Replay {
 };
 
 }  // namespace
+
+int64_t sentence_bucket(int64_t sentences) {
+  int64_t bucket = 1;
+  while (bucket < sentences) {
+    if (bucket % 2 == 0 && bucket / 2 * 3 >= sentences) return bucket / 2 * 3;
+    bucket *= 2;
+  }
+  return bucket;
+}
 
 Tensor DeviceTensors::make(DType dtype, Shape shape) {
   const auto bytes = static_cast<size_t>(std::max<int64_t>(1, shape.numel()) * size_of(dtype));
@@ -539,16 +542,15 @@ void GpuGenerator::run(Recorded& recorded, const std::function<void()>& work) {
     replay.finish();
   };
   if (!how_.graphs || how_.survivors) return replayed();
-  // The first run goes without a graph: recording one takes the host longer, and many an encoder's sizes, and some
-  // steps', never come again.
   if (!recorded.graph) {
     const int64_t kernels = gpu_.launches();
     products_ = 0;
-    if (std::exchange(recorded.ran, true)) {
+    if (recorded.plain_runs < kPlainRuns) {
+      replayed();
+      ++recorded.plain_runs;
+    } else {
       recorded.graph = gpu_.record(replayed);
       ++report_.recorded;
-    } else {
-      replayed();
     }
     recorded.kernels = gpu_.launches() - kernels, recorded.products = products_;
   }
@@ -586,7 +588,7 @@ GpuGenerator::Call GpuGenerator::describe(std::span<const GenerateInput> inputs,
   }
   for (const auto& word : options.bad_words) words += 1 + static_cast<int64_t>(word.size());
   const auto S = static_cast<int64_t>(inputs.size());
-  call.sentences = bucket_of(S);
+  call.sentences = sentence_bucket(S);
   call.encoder = {attention_rounded(tokens, 32), attention_rounded(longest_source, kAttentionLengthStep),
                   call.sentences};
   Extent& wanted = call.wanted;
@@ -673,7 +675,7 @@ std::vector<std::vector<Hypothesis>> GpuGenerator::generate(std::span<const Gene
 void GpuGenerator::queue_step(const Call& call, int64_t live, int64_t position) {
   if (position == positions_) grow_positions(std::min(call.longest - 1, position + position / 2 + kPositionStep));
   step_number_ = position;
-  const StepKey key = step_key(call, std::min(bucket_of(live), call.sentences), position + 1);
+  const StepKey key = step_key(call, std::min(sentence_bucket(live), call.sentences), position + 1);
   run(ready(steps_[key], [&] { step(key); }), [&] { step(key); });
 }
 

@@ -15,6 +15,10 @@
 
 namespace frit {
 
+// The numbers of sentences for which a step is made: the first of 1, 2, 3, 4, 6, 8, 12, ... that is no less. What lies
+// between is computed, and ignored.
+int64_t sentence_bucket(int64_t sentences);
+
 // Tensors of their own on a device.
 class DeviceTensors {
  public:
@@ -90,7 +94,7 @@ class GpuGenerator {
   };
   struct Recorded {
     Plan plan;
-    bool ran = false;  // a graph is recorded for the second run
+    int64_t plain_runs = 0;  // without a graph, up to kPlainRuns
     std::unique_ptr<GpuGraph> graph;
     int64_t kernels = 0, products = 0;  // of a run
   };

@@ -15,6 +15,7 @@
 #include "frit/backend/queue.h"
 #include "frit/data/batcher.h"
 #include "frit/infer/bounded_queue.h"
+#include "frit/infer/gpu_generate.h"
 
 namespace frit {
 namespace {
@@ -43,8 +44,8 @@ std::vector<std::vector<Translation>> detokenise(std::vector<std::vector<Hypothe
 // A GPU takes about as long for fewer sentences than these.
 constexpr int64_t kFewSentences = 32;
 
-// Batches of the sizes allowed, and as many that all workers have one, or two where they are large enough: the longest
-// sentences come first, so that small batches even out at the end.
+// Batches of the sizes allowed, and so many that all workers have about one, or two where they are large enough: the
+// longest sentences come first, so that the last and shortest batches even out.
 std::vector<std::vector<int64_t>> plan_batches(std::span<const int64_t> lengths, const TranslateOptions& options,
                                                int64_t workers) {
   int64_t most = options.batch_sentences;
@@ -53,7 +54,7 @@ std::vector<std::vector<int64_t>> plan_batches(std::span<const int64_t> lengths,
     const int64_t wanted =
         std::min(count >= 4 * kFewSentences * workers ? 2 * workers : workers, count / kFewSentences);
     if (wanted > 1) {
-      const int64_t share = (count + wanted - 1) / wanted;
+      const int64_t share = sentence_bucket((count + wanted - 1) / wanted);
       most = most > 0 ? std::min(most, share) : share;
     }
   }
