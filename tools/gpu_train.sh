@@ -102,7 +102,7 @@ cat "$results/machine.json"
 # Every process of PyTorch finds what an earlier one compiled.
 export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$(realpath "$results")/inductor}
 # All sizes in one place; --quick shrinks them.
-steps=40 warm=10 real_steps=80 real_warm=50 few=12 memory_steps=500 models="mt-base mt-big" fixed="128 512" budgets="4096 16384" sweep="16 32 64 256 1024" broken_down="mt-base-128x32 mt-base-real-4096"
+steps=40 warm=10 real_steps=80 real_warm=40 few=8 memory_steps=500 models="mt-base mt-big" fixed="128 512" budgets="4096 16384" sweep="16 32 64 256 1024" broken_down="mt-base-128x32 mt-base-real-4096"
 torch_flags=()
 if [ -n "$quick" ]; then
   steps=5 warm=3 real_steps=8 real_warm=6 memory_steps=20 models=mt-base fixed=128 budgets=4096 sweep="16 32"
@@ -193,7 +193,7 @@ real_stage() {  # GROUP STEPS WARM MODELS BUDGETS, then flags of torch_train_rea
 # The compiled forms of fixed, sweep and real, all at the same time: nothing is timed meanwhile.
 compile_stage() {
   local model n fixed_cases=() sweep_cases=() lengths_file=$results/lengths/real/real-${budgets%% *}
-  export TORCHINDUCTOR_COMPILE_THREADS=2
+  local -x TORCHINDUCTOR_COMPILE_THREADS=2  # of each
   for model in $models; do
     for n in $fixed; do [[ -n $cases_given && $cases_given != *,"$model-${n}x32",* ]] || fixed_cases+=("$model-${n}x32"); done
   done
@@ -210,7 +210,6 @@ compile_stage() {
     theirs compile_real bench/peers/torch_train_real.py "$lengths_file.json" --models "${models// /,}" --variants compile --compile-only $([ "$device" = cuda ] || echo --device cpu) &
   fi
   wait
-  unset TORCHINDUCTOR_COMPILE_THREADS
 }
 # A few steps of the fixed cases, and of real lengths, with what timing found.
 first_stage() {

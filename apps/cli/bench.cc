@@ -143,7 +143,17 @@ int bench_step(const StepBench& o, const Overrides& overrides) {
   if (!batches.empty() && !o.lengths.empty())
     throw UsageError(
         fmt::format("--case {} says what a batch is, and so does --lengths: give mt-base or mt-big", o.model_case));
-  if (!o.lengths.empty()) batches = parse_batch_lengths(read_file(o.lengths));
+  if (!o.lengths.empty()) {
+    batches = parse_batch_lengths(read_file(o.lengths));
+    // What a batch may hold, as training would have been told.
+    int64_t most = 16;
+    for (const auto& batch : batches) {
+      int64_t source = 0, target = 0;
+      for (const auto& [s, t] : batch) source += s, target += t;
+      most = std::max({most, source, target});
+    }
+    config.training.batch_tokens = most;
+  }
   if (batches.empty()) batches = usual_batches(config.training.batch_tokens, 16);
   std::cout << measure_training(config, batches, o.steps, o.warm, o.parts, o.tuning).to_json(o.model_case) << '\n';
   return kGood;

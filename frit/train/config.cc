@@ -216,8 +216,7 @@ std::vector<ConfigKey> config_keys(TrainConfig& c) {
       {"training.criterion_rows",
        &t.criterion_rows,
        "Target tokens whose logits are held at a time, rounded up to a multiple of 256; 0: all; -1: 512 on the CPU, "
-       "4096 "
-       "on a GPU.",
+       "half of batch_tokens on a GPU, but 2048 to 4096.",
        {}},
       {"training.max_not_finite",
        &t.max_not_finite,

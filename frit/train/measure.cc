@@ -122,8 +122,8 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
     for (const AttentionChoice& c : step.tune_attention(batch_sizes, tuning, kAttentionSeconds, true))
       m.attention[c.key] = c.chosen, m.attention_us[c.key] = c.us;
   for (const BatchSize& size : batch_sizes) step.plan(TrainingStep::Kind::kTrain, size);
+  if (gpu) m.products_tuned = gpu->tune_products(tuning);  // before the arena: it takes memory meanwhile
   step.reserve();
-  if (gpu) m.products_tuned = gpu->tune_products(tuning);
   if (gpu && !tuning_file.empty()) tuning.save(tuning_file, gpu->name());
   const auto since_begin = [&] { return seconds(begin + batches_took, Clock::now()); };
   const auto first_step_done = [&] {

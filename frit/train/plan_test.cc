@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "frit/core/error.h"
+#include "frit/train/prepare.h"
+#include "frit/train/trainer.h"
 
 namespace frit {
 namespace {
@@ -64,6 +66,27 @@ TEST(TrainingPlan, RecomputeAndFewerRowsTakeLess) {
   config.training.recompute = "none";
   config.training.criterion_rows = 256;
   EXPECT_LT(plan_training(config).arena_bytes, plain);
+}
+
+TEST(TrainingPlan, OnAGpuUsualBatchesHaveTheirLogitsInTwoPieces) {
+  TrainConfig config = small_config();
+  const auto rows = [&](const char* device, int64_t batch_tokens, int64_t criterion_rows) {
+    config.run.device = device;
+    config.training.batch_tokens = batch_tokens, config.training.criterion_rows = criterion_rows;
+    const std::unique_ptr<Gpu> gpu = training_gpu(config);
+    Transformer::Options options = training_options(config, gpu.get());
+    options.planning = true;
+    const Transformer model(model_config(config), options);
+    return step_settings(config, model.workspace()).criterion.chunk_rows;
+  };
+  EXPECT_EQ(rows("simulator", 1024, -1), 2048);
+  EXPECT_EQ(rows("simulator", 4096, -1), 2048);
+  EXPECT_EQ(rows("simulator", 6000, -1), 3000);
+  EXPECT_EQ(rows("simulator", 16384, -1), 4096);
+  EXPECT_EQ(rows("simulator", 0, -1), 4096);  // the largest batch that fits
+  EXPECT_EQ(rows("simulator", 16384, 0), 0);
+  EXPECT_EQ(rows("simulator", 16384, 256), 256);
+  EXPECT_EQ(rows("cpu", 16384, -1), 512);
 }
 
 TEST(TrainingPlan, MeasuredEstimateIsPositive) {
