@@ -316,20 +316,35 @@ criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int col
       }
     } else {
       copy_async_wait<0>();
+      // Vectors that lie in the row in part are two threads' at most; all others need no look at the row's ends.
+      const int whole_begin = shift > 0 ? 1 : 0, whole_end = (columns + shift) / N;
+      const bool first_mine = me < whole_begin;
+      const bool last_mine = whole_end < vectors && whole_end >= whole_begin && me == whole_end % threads;
+      const auto each_vector = [&](auto&& part, auto&& whole) {
+        if (first_mine) part(0);
+        for (int v = first_mine ? threads : me; v < whole_end; v += threads) whole(v);
+        if (last_mine) part(whole_end);
+      };
+      const auto held_at = [&](int v) { return load_vec<N>(held, v * N); };
+      const auto values_at = [&](int v) { return values<has_bias>(held_at(v), bias, v * N - shift, columns); };
+
       float top = -INFINITY, bottom = INFINITY;
       Extremes<T> pairs;
-      for (int v = me; v < vectors; v += threads) {
-        const int column = v * N - shift;
-        const Vec<T, N> kept = load_vec<N>(held, static_cast<int64_t>(v) * N);
-        if constexpr (sizeof(T) == 2 && !has_bias) {
-          if (is_whole(v, shift)) {
-            pairs.add(kept);
-            continue;
-          }
-        }
-        const Vec<float, N> x = values<has_bias>(kept, bias, column, columns);
-        each_inside<N>(column, columns, [&](int i) { top = fmaxf(top, x[i]), bottom = fminf(bottom, x[i]); });
-      }
+      each_vector(
+          [&](int v) {
+            const Vec<float, N> x = values_at(v);
+            each_inside<N>(v * N - shift, columns,
+                           [&](int i) { top = fmaxf(top, x[i]), bottom = fminf(bottom, x[i]); });
+          },
+          [&](int v) {
+            if constexpr (sizeof(T) == 2 && !has_bias) {
+              pairs.add(held_at(v));
+            } else {
+              const Vec<float, N> x = values_at(v);
+              FRIT_UNROLL
+              for (int i = 0; i < N; ++i) top = fmaxf(top, x[i]), bottom = fminf(bottom, x[i]);
+            }
+          });
       if constexpr (sizeof(T) == 2 && !has_bias) top = fmaxf(top, pairs.top()), bottom = fminf(bottom, pairs.bottom());
       top = warp_max(top), bottom = -warp_max(-bottom);
       if (lane() == 0) store(extremes_scratch, warp(), top), store(extremes_scratch, 32 + warp(), bottom);
@@ -341,12 +356,17 @@ criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int col
       {
         float slots[N] = {}, totals[N] = {};
         const float about = top * kLog2E;
-        for (int v = me; v < vectors; v += threads) {
-          const int column = v * N - shift;
-          const Vec<float, N> x =
-              values<has_bias>(load_vec<N>(held, static_cast<int64_t>(v) * N), bias, column, columns);
-          each_inside<N>(column, columns, [&](int i) { slots[i] += exponential(x[i], about), totals[i] += x[i]; });
-        }
+        each_vector(
+            [&](int v) {
+              const Vec<float, N> x = values_at(v);
+              each_inside<N>(v * N - shift, columns,
+                             [&](int i) { slots[i] += exponential(x[i], about), totals[i] += x[i]; });
+            },
+            [&](int v) {
+              const Vec<float, N> x = values_at(v);
+              FRIT_UNROLL
+              for (int i = 0; i < N; ++i) slots[i] += exponential(x[i], about), totals[i] += x[i];
+            });
         sums = warp_sum_whole(whole_numbers(slots, totals, fmaxf(fabsf(top), fabsf(bottom))));
       }
       if (lane() == 0) {
@@ -368,15 +388,26 @@ criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int col
           label_logit += bias.f32 ? load(bias.f32, label) : bias.same ? widen(load(bias.same, label)) : 0.0f;
       }
       const Gradient gradient(result, smoothing, s, columns);
+      const auto gradients_at = [&](int v) {
+        Vec<float, N> x = values_at(v);
+        FRIT_UNROLL
+        for (int i = 0; i < N; ++i) x[i] = gradient(x[i]);
+        return from_float<T>(x);
+      };
+      // Of this row's and of the next one's vectors: those that are whole in both, and the others.
+      const bool fetching = next_vectors > 0;
+      const int next_end = fetching ? (columns + next_shift) / N : whole_end;
+      const int both_end = !scale ? 0 : next_end < whole_end ? next_end : whole_end;
+      const int both_begin = shift > 0 || next_shift > 0 ? 1 : 0;
+      const Global<T> row_begin = row + -shift, next_begin = next_row + -next_shift;
       for (int v = me; v < vectors || v < next_vectors; v += threads) {
-        if (scale && v < vectors) {
-          const int column = v * N - shift;
-          Vec<float, N> x = values<has_bias>(load_vec<N>(held, static_cast<int64_t>(v) * N), bias, column, columns);
-          FRIT_UNROLL
-          for (int i = 0; i < N; ++i) x[i] = gradient(x[i]);
-          store_span<N, Cache::kStream>(row, column, columns, from_float<T>(x));
+        if (v >= both_begin && v < both_end) {
+          store_vec<N, Cache::kStream>(row_begin, v * N, gradients_at(v));
+          if (fetching) copy_async16(held, v * N, next_begin, v * N);
+        } else {
+          if (scale && v < vectors) store_span<N, Cache::kStream>(row, v * N - shift, columns, gradients_at(v));
+          if (v < next_vectors) fetch_whole(next_row, next_shift, v);
         }
-        if (v < next_vectors) fetch_whole(next_row, next_shift, v);
       }
       if (mine) {
         const Losses losses = losses_of(result, label_logit, smoothing);
