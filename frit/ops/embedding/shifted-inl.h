@@ -18,26 +18,27 @@ FRIT_DEVICE ShiftedRow shifted_row(int64_t row, int columns) {
 // A row to read from, at the elements of a ShiftedRow's vectors.
 template <typename T>
 struct SpreadRow {
-  Global<const T> at;   // the aligned vector that the first of them lies in
-  int past, high_from;  // behind that vector's begin by so many elements; then each lies in the next one too, 8 behind
+  Global<const T> begin;      // of the row
+  Global<const T> low, high;  // the aligned vector that the lane's first elements lie in, and the next one if they do too
+  int past;                   // elements from low on that are not of them
 };
 // Row r of a matrix of `rows`. If the row's last vector lies in one that the matrix ends within, `to` has one less.
 template <typename T>
 FRIT_DEVICE SpreadRow<T> spread_row(const Global<const T>& matrix, int64_t r, int64_t rows, ShiftedRow& to) {
   const int64_t from = r * to.columns + to.head;
-  const int past = static_cast<int>(from) & 7, end = past + 8 * to.vectors;  // of the vectors, counted from `at`
-  if (r == rows - 1 && past > 0 && end + 8 - past > past - to.head + to.columns) --to.vectors;
-  return {matrix + (from - past), past, past > 0 ? 8 : 0};
+  const int past = static_cast<int>(from) & 7;
+  if (r == rows - 1 && past > 0 && to.head + 8 * to.vectors + 8 - past > to.columns) --to.vectors;
+  const Global<const T> low = matrix + (from - past + 8 * lane());
+  return {matrix + (from - to.head), low, low + (past > 0 ? 8 : 0), past};
 }
-// The two aligned vectors that the j-th 8 elements lie in, and the elements themselves.
+// The two aligned vectors that the lane's elements of the vectors from j on lie in, and the elements themselves.
 template <typename T>
 struct Spread {
   Vec<T, 8> low, high;
 };
 template <Cache cache, typename T>
 FRIT_DEVICE Spread<T> load_spread(const SpreadRow<T>& row, int j) {
-  const Global<const T> at = row.at + 8 * j;
-  return {load_vec<8, cache>(at, 0), load_vec<8, cache>(at, row.high_from)};
+  return {load_vec<8, cache>(row.low, 8 * j), load_vec<8, cache>(row.high, 8 * j)};
 }
 template <typename T>
 FRIT_DEVICE Vec<T, 8> join_spread(const Spread<T>& v, int past) {

@@ -36,7 +36,7 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
     const Global<T> y = a.y + t * a.y_stride;
     ShiftedRow row = shifted_row(t, a.columns);
     if (word_id < 0) {
-      for (int j = lane(); j < row.vectors; j += kWarpSize) store_vec<8>(y, row.head + 8 * j, Vec<T, 8>{});
+      for (int j = lane(); j < row.vectors; j += kWarpSize) store_vec<8, Cache::kStream>(y, row.head + 8 * j, Vec<T, 8>{});
       const int column = edge_column(row);
       if (column >= 0) store(y, column, T());
       continue;
@@ -49,25 +49,25 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
     const int column = edge_column(row);
     T edge_word{}, edge_place{};
     if (column >= 0) {
-      edge_word = load(a.table + word_id * a.table_stride, column);
-      if (placed) edge_place = load(a.positions + place_id * a.positions_stride, column);
+      edge_word = load(words.begin, column);
+      if (placed) edge_place = load(places.begin, column);
     }
-    const KeptRows edges = edge_groups<kVectors>(a.dropout, t, column);
+    KeptRows edges;
+    const Global<T> to = y + (row.head + 8 * lane());
     FRIT_UNROLL_BY(1)
-    for (int first = 0; first < row.vectors; first += kWarpSize * kVectors) {
-      const int last = row.vectors - 1;
-      Spread<T> w[kVectors];
+    for (int first = 0; first < row.vectors || first == 0; first += kWarpSize * kVectors) {
+      const int there = row.vectors - first - lane();
+      Spread<T> w[kVectors] = {};
       FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k) {
-        const int j = first + k * kWarpSize + lane();
-        w[k] = load_spread<Cache::kDefault>(words, j < last ? j : last);
-      }
+      for (int k = 0; k < kVectors; ++k)
+        if (k * kWarpSize < there) w[k] = load_spread<Cache::kDefault>(words, first + k * kWarpSize);
+      if (first == 0) edges = edge_groups<kVectors>(a.dropout, t, column);
       KeptRows kept = shifted_groups<kVectors>(a.dropout, t, row.head, first, edges);
       FRIT_UNROLL
       for (int k = 0; k < kVectors; ++k) {
-        const int j = first + k * kWarpSize + lane();
-        Spread<T> p{};
-        if (placed) p = load_spread<Cache::kDefault>(places, j < last ? j : last);
+        const int j = first + k * kWarpSize;
+        Spread<T> p = {};
+        if (placed && k * kWarpSize < there) p = load_spread<Cache::kDefault>(places, j);
         const Vec<float, 8> word = to_float(join_spread(w[k], words.past));
         const Vec<float, 8> place = to_float(join_spread(p, places.past));
         Vec<float, 8> sum;
@@ -76,7 +76,7 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
         Vec<T, 8> out = from_float<T>(sum);
         kept.drop(out);
         kept.next();
-        if (j < row.vectors) store_vec<8>(y + row.head, 8 * j, out);
+        if (k * kWarpSize < there) store_vec<8, Cache::kStream>(to, 8 * j, out);
       }
     }
     const float sum = fmaf(widen(edge_word), a.scale, widen(edge_place)) * a.dropout.scale;
