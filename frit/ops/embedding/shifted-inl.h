@@ -22,12 +22,12 @@ struct SpreadRow {
   Global<const T> low, high;  // the aligned vector that the lane's first elements lie in, and the next one if they do too
   int past;                   // elements from low on that are not of them
 };
-// Row r of a matrix of `rows`. If the row's last vector lies in one that the matrix ends within, `to` has one less.
+// Row r of a matrix of `rows`. If the row's last vector lies in one that the matrix ends within, `to` loses it.
 template <typename T>
 FRIT_DEVICE SpreadRow<T> spread_row(const Global<const T>& matrix, int64_t r, int64_t rows, ShiftedRow& to) {
   const int64_t from = r * to.columns + to.head;
   const int past = static_cast<int>(from) & 7;
-  if (r == rows - 1 && past > 0 && to.head + 8 * to.vectors + 8 - past > to.columns) --to.vectors;
+  if (r == rows - 1 && past > 0 && to.vectors > 0 && to.head + 8 * to.vectors + 8 - past > to.columns) --to.vectors;
   const Global<const T> low = matrix + (from - past + 8 * lane());
   return {matrix + (from - to.head), low, low + (past > 0 ? 8 : 0), past};
 }

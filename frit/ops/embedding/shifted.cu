@@ -1,5 +1,4 @@
 #include "frit/ops/embedding/shifted.h"
-
 #include "frit/ops/embedding/shifted-inl.h"
 #include "frit/simt/launch.h"
 
@@ -42,10 +41,8 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
       continue;
     }
     const SpreadRow<T> words = spread_row(a.table, word_id, a.vocabulary, row);
-    const int word_vectors = row.vectors;
     SpreadRow<T> places{};
     if (placed) places = spread_row(a.positions, place_id, a.places, row);
-    if (row.vectors < word_vectors - 1) row.vectors = word_vectors - 1;
     const int column = edge_column(row);
     T edge_word{}, edge_place{};
     if (column >= 0) {
@@ -84,11 +81,120 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
   }
 }
 
+// Adds dy's rows of the tokens that the first `count` lanes hold, without what is dropped, at the lane's vectors of a
+// row's chunk that begins at `first` to sum and, in the first chunk, at its edge column to edge. All lanes of the warp
+// call it.
+template <typename T>
+FRIT_DEVICE void sum_shifted(const Sums<T, T>& a, int32_t tokens, int count, int first, const ShiftedRow& row, int column,
+                             Vec<float, 8> (&sum)[kVectors], float& edge) {
+  const int there = row.vectors - first - lane();
+  FRIT_UNROLL_BY(1)
+  for (int i = 0; i < count; ++i) {
+    const int32_t t = shuffle(tokens, i);
+    ShiftedRow same = row;
+    const SpreadRow<T> from = spread_row(a.dy, t, a.tokens, same);
+    Spread<T> v[kVectors] = {};
+    FRIT_UNROLL
+    for (int k = 0; k < kVectors; ++k)
+      if (k * kWarpSize < there) v[k] = load_spread<Cache::kStream>(from, first + k * kWarpSize);
+    const T at_edge = first == 0 && column >= 0 ? load(from.begin, column) : T();
+    const KeptRows edges = edge_groups<kVectors>(a.dropout, t, column);
+    KeptRows kept = shifted_groups<kVectors>(a.dropout, t, row.head, first, edges);
+    FRIT_UNROLL
+    for (int k = 0; k < kVectors; ++k) {
+      Vec<T, 8> x = join_spread(v[k], from.past);
+      kept.drop(x);
+      kept.next();
+      FRIT_UNROLL
+      for (int c = 0; c < 8; ++c) sum[k][c] += widen(static_cast<T>(x[c]));
+    }
+    edge += edge_kept(edges, column) ? widen(at_edge) : 0.0f;
+  }
+}
+// Takes the row's last vector away if one of the first `count` lanes' tokens is dy's last and dy ends within it.
+template <typename T>
+FRIT_DEVICE void shorten_at_end(const Sums<T, T>& a, int32_t tokens, int count, ShiftedRow& row) {
+  if (ballot(lane() < count && tokens == a.tokens - 1)) spread_row(a.dy, a.tokens - 1, a.tokens, row);
+}
+
+template <typename T>
+FRIT_KERNEL(kRowThreads, 4)
+embedding_backward_shifted_kernel(Sums<T, T> a) {
+  wait_for_previous();
+  const int64_t item = block_index() * kRowWarps + warp(), at = item - a.pieces;
+  if (at >= a.tokens) return;
+  if (at < 0) {
+    const PieceRuns runs = piece_runs(a, item);
+    FRIT_UNROLL_BY(1)
+    for (int part = 0; part < 2; ++part) {
+      const int start = part == 0 ? runs.from[0] : runs.from[1], count = (part == 0 ? runs.to[0] : runs.to[1]) - start;
+      if (count == 0) continue;
+      const int32_t tokens = lane() < count ? load(a.order, start + lane()) : 0;
+      ask_for_rows(a, tokens, count);
+      ShiftedRow row{a.columns, 0, a.columns / 8};
+      shorten_at_end(a, tokens, count, row);
+      const int column = edge_column(row);
+      const Global<float> partial = a.partials + (2 * item + part) * a.partials_stride;
+      FRIT_UNROLL_BY(1)
+      for (int first = 0; first < row.vectors || first == 0; first += kWarpSize * kVectors) {
+        Vec<float, 8> sum[kVectors] = {};
+        float edge = 0;
+        sum_shifted(a, tokens, count, first, row, column, sum, edge);
+        FRIT_UNROLL
+        for (int k = 0; k < kVectors; ++k) {
+          const int j = first + k * kWarpSize + lane();
+          if (j >= row.vectors) continue;
+          FRIT_UNROLL
+          for (int i = 0; i < 8; i += 4) {
+            Vec<float, 4> part_sum;
+            FRIT_UNROLL
+            for (int c = 0; c < 4; ++c) part_sum[c] = sum[k][i + c] * a.dropout.scale;
+            store_vec<4, Cache::kStream>(partial, 8 * j + i, part_sum);
+          }
+        }
+        if (first == 0 && column >= 0) store(partial, column, edge * a.dropout.scale);
+      }
+    }
+    return;
+  }
+  const Run run = run_from(a, at);
+  if (run.count == 0) return;
+  const Global<T> out = a.out + run.key * a.out_stride;
+  ShiftedRow row = shifted_row(run.key, a.columns);
+  shorten_at_end(a, run.tokens, run.count, row);
+  const int column = edge_column(row);
+  const float factor = a.dropout.scale * a.scale;
+  FRIT_UNROLL_BY(1)
+  for (int first = 0; first < row.vectors || first == 0; first += kWarpSize * kVectors) {
+    Vec<float, 8> sum[kVectors] = {};
+    float edge = 0;
+    sum_shifted(a, run.tokens, run.count, first, row, column, sum, edge);
+    FRIT_UNROLL
+    for (int k = 0; k < kVectors; ++k) {
+      const int j = first + k * kWarpSize + lane();
+      if (j >= row.vectors) continue;
+      const Vec<float, 8> before = to_float(a.accumulate ? load_vec<8>(out, row.head + 8 * j) : Vec<T, 8>{});
+      Vec<float, 8> x;
+      FRIT_UNROLL
+      for (int c = 0; c < 8; ++c) x[c] = fmaf(sum[k][c], factor, before[c]);
+      store_vec<8, Cache::kStream>(out, row.head + 8 * j, from_float<T>(x));
+    }
+    if (first == 0 && column >= 0)
+      store(out, column, convert<T>(fmaf(edge, factor, a.accumulate ? widen(load(out, column)) : 0.0f)));
+  }
+}
+
 template <typename T>
 void start(Context& context, const Lookup<T>& a) {
   constexpr int64_t kBlock = kWarps * kEmbeddingTokens;
   launch(context, "embedding_forward_shifted_kernel", embedding_forward_shifted_kernel<T>,
          {(a.tokens + kBlock - 1) / kBlock, kThreads}, a);
+}
+
+template <typename T>
+void start_backward(Context& context, const Sums<T, T>& a) {
+  launch(context, "embedding_backward_shifted_kernel", embedding_backward_shifted_kernel<T>,
+         {(a.pieces + a.tokens + kRowWarps - 1) / kRowWarps, kRowThreads}, a);
 }
 
 }  // namespace
@@ -98,6 +204,12 @@ void start_embedding_forward_shifted(Context& context, const Lookup<bfloat16>& a
 }
 void start_embedding_forward_shifted(Context& context, const Lookup<float16>& a) {
   start(context, a);
+}
+void start_embedding_backward_shifted(Context& context, const Sums<bfloat16, bfloat16>& a) {
+  start_backward(context, a);
+}
+void start_embedding_backward_shifted(Context& context, const Sums<float16, float16>& a) {
+  start_backward(context, a);
 }
 
 }  // namespace frit
