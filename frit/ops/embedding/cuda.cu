@@ -411,10 +411,7 @@ FRIT_DEVICE void sum_run(const Sums<T, O>& a, int32_t tokens, int count, int fir
   }
 }
 
-// The first warps take a piece of kEmbeddingPiece tokens each, of which they sum what belongs to long runs; the others
-// a token each: that of the first of a run sums the run and writes its row, unless it is long. A run is long if it has
-// more tokens than a piece: then at most two of them meet in a piece, one that goes on from the piece before and one
-// that begins.
+// See sums-inl.h.
 template <typename T, typename O, bool kAligned>
 FRIT_KERNEL(kRowThreads, 5)
 embedding_backward_rows_kernel(Sums<T, O> a) {
@@ -439,7 +436,8 @@ embedding_backward_rows_kernel(Sums<T, O> a) {
           FRIT_UNROLL
           for (int i = 0; i < kN; i += 4)
             if (column + i < a.columns)
-              store_vec<4>(partial, column + i, Vec<float, 4>{sum[k][i], sum[k][i + 1], sum[k][i + 2], sum[k][i + 3]});
+              store_vec<4, Cache::kStream>(partial, column + i,
+                                           Vec<float, 4>{sum[k][i], sum[k][i + 1], sum[k][i + 2], sum[k][i + 3]});
         }
       }
     }

@@ -6,7 +6,8 @@
 
 namespace frit::simt {
 
-// `head` elements lie before the first multiple of 16 bytes, `vectors` whole vectors behind them, its tail behind those.
+// `head` elements lie before the first multiple of 16 bytes, `vectors` whole vectors behind them, its tail behind
+// those.
 struct ShiftedRow {
   int columns, head, vectors;
 };
@@ -18,9 +19,10 @@ FRIT_DEVICE ShiftedRow shifted_row(int64_t row, int columns) {
 // A row to read from, at the elements of a ShiftedRow's vectors.
 template <typename T>
 struct SpreadRow {
-  Global<const T> begin;      // of the row
-  Global<const T> low, high;  // the aligned vector that the lane's first elements lie in, and the next one if they do too
-  int past;                   // elements from low on that are not of them
+  Global<const T> begin;  // of the row
+  Global<const T> low,
+      high;  // the aligned vector that the lane's first elements lie in, and the next one if they do too
+  int past;  // elements from low on that are not of them
 };
 // Row r of a matrix of `rows`. If the row's last vector lies in one that the matrix ends within, `to` loses it.
 template <typename T>
@@ -58,8 +60,8 @@ FRIT_DEVICE Vec<T, 8> join_spread(const Spread<T>& v, int past) {
 
 constexpr int kShiftedChunks = 8;  // of 32 * K vectors at most
 
-// The element at the row's ends that is the lane's, -1 if there is none: the head's are lanes 0 to 7's, the tail's, 15 at
-// most, lanes 8 to 23's.
+// The element at the row's ends that is the lane's, -1 if there is none: the head's are lanes 0 to 7's, the tail's, 15
+// at most, lanes 8 to 23's.
 FRIT_DEVICE int edge_column(const ShiftedRow& row) {
   if (lane() < 8) return lane() < row.head ? lane() : -1;
   const int column = row.head + 8 * row.vectors + lane() - 8;
@@ -81,8 +83,8 @@ FRIT_DEVICE bool edge_kept(const KeptRows& edges, int column) {
   return (column & 4 ? edges.high : edges.low) >> (8 * (column & 3) + 7) & 1;
 }
 // Masks of the lane's vectors first + lane, first + 32 + lane, ... of a row, K of them, whose first begins `head`
-// columns behind the row's begin; first is a multiple of 32 * K. All lanes of the warp call it. Cost: a Philox block and
-// 22 instructions a vector.
+// columns behind the row's begin; first is a multiple of 32 * K. All lanes of the warp call it. Cost: a Philox block
+// and 22 instructions a vector.
 template <int K>
 FRIT_DEVICE KeptRows shifted_groups(const DropoutTable& d, int64_t row, int head, int first, const KeptRows& edges) {
   static_assert(K <= 4, "a bit of each byte is free for what crosses it");

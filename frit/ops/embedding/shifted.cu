@@ -1,5 +1,5 @@
-#include "frit/ops/embedding/shifted.h"
 #include "frit/ops/embedding/shifted-inl.h"
+#include "frit/ops/embedding/shifted.h"
 #include "frit/simt/launch.h"
 
 namespace frit {
@@ -35,7 +35,8 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
     const Global<T> y = a.y + t * a.y_stride;
     ShiftedRow row = shifted_row(t, a.columns);
     if (word_id < 0) {
-      for (int j = lane(); j < row.vectors; j += kWarpSize) store_vec<8, Cache::kStream>(y, row.head + 8 * j, Vec<T, 8>{});
+      for (int j = lane(); j < row.vectors; j += kWarpSize)
+        store_vec<8, Cache::kStream>(y, row.head + 8 * j, Vec<T, 8>{});
       const int column = edge_column(row);
       if (column >= 0) store(y, column, T());
       continue;
@@ -81,16 +82,16 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
   }
 }
 
-// Adds dy's rows of the tokens that the first `count` lanes hold, without what is dropped, at the lane's vectors of a
+// Adds dy's rows of a run's tokens, without what is dropped, at the lane's vectors of a
 // row's chunk that begins at `first` to sum and, in the first chunk, at its edge column to edge. All lanes of the warp
 // call it.
 template <typename T>
-FRIT_DEVICE void sum_shifted(const Sums<T, T>& a, int32_t tokens, int count, int first, const ShiftedRow& row, int column,
+FRIT_DEVICE void sum_shifted(const Sums<T, T>& a, const Run& run, int first, const ShiftedRow& row, int column,
                              Vec<float, 8> (&sum)[kVectors], float& edge) {
   const int there = row.vectors - first - lane();
   FRIT_UNROLL_BY(1)
-  for (int i = 0; i < count; ++i) {
-    const int32_t t = shuffle(tokens, i);
+  for (int i = 0; i < run.count; ++i) {
+    const int32_t t = shuffle(run.tokens, i);
     ShiftedRow same = row;
     const SpreadRow<T> from = spread_row(a.dy, t, a.tokens, same);
     Spread<T> v[kVectors] = {};
@@ -111,76 +112,65 @@ FRIT_DEVICE void sum_shifted(const Sums<T, T>& a, int32_t tokens, int count, int
     edge += edge_kept(edges, column) ? widen(at_edge) : 0.0f;
   }
 }
-// Takes the row's last vector away if one of the first `count` lanes' tokens is dy's last and dy ends within it.
-template <typename T>
-FRIT_DEVICE void shorten_at_end(const Sums<T, T>& a, int32_t tokens, int count, ShiftedRow& row) {
-  if (ballot(lane() < count && tokens == a.tokens - 1)) spread_row(a.dy, a.tokens - 1, a.tokens, row);
-}
-
+// See sums-inl.h.
 template <typename T>
 FRIT_KERNEL(kRowThreads, 4)
 embedding_backward_shifted_kernel(Sums<T, T> a) {
   wait_for_previous();
   const int64_t item = block_index() * kRowWarps + warp(), at = item - a.pieces;
   if (at >= a.tokens) return;
-  if (at < 0) {
-    const PieceRuns runs = piece_runs(a, item);
-    FRIT_UNROLL_BY(1)
-    for (int part = 0; part < 2; ++part) {
-      const int start = part == 0 ? runs.from[0] : runs.from[1], count = (part == 0 ? runs.to[0] : runs.to[1]) - start;
-      if (count == 0) continue;
-      const int32_t tokens = lane() < count ? load(a.order, start + lane()) : 0;
-      ask_for_rows(a, tokens, count);
-      ShiftedRow row{a.columns, 0, a.columns / 8};
-      shorten_at_end(a, tokens, count, row);
-      const int column = edge_column(row);
-      const Global<float> partial = a.partials + (2 * item + part) * a.partials_stride;
-      FRIT_UNROLL_BY(1)
-      for (int first = 0; first < row.vectors || first == 0; first += kWarpSize * kVectors) {
-        Vec<float, 8> sum[kVectors] = {};
-        float edge = 0;
-        sum_shifted(a, tokens, count, first, row, column, sum, edge);
-        FRIT_UNROLL
-        for (int k = 0; k < kVectors; ++k) {
-          const int j = first + k * kWarpSize + lane();
-          if (j >= row.vectors) continue;
-          FRIT_UNROLL
-          for (int i = 0; i < 8; i += 4) {
-            Vec<float, 4> part_sum;
-            FRIT_UNROLL
-            for (int c = 0; c < 4; ++c) part_sum[c] = sum[k][i + c] * a.dropout.scale;
-            store_vec<4, Cache::kStream>(partial, 8 * j + i, part_sum);
-          }
-        }
-        if (first == 0 && column >= 0) store(partial, column, edge * a.dropout.scale);
-      }
-    }
-    return;
-  }
-  const Run run = run_from(a, at);
-  if (run.count == 0) return;
+  const bool piece = at < 0;
+  PieceRuns runs;
+  Run run{};
+  if (piece)
+    runs = piece_runs(a, item);
+  else
+    run = run_from(a, at);
   const Global<T> out = a.out + run.key * a.out_stride;
-  ShiftedRow row = shifted_row(run.key, a.columns);
-  shorten_at_end(a, run.tokens, run.count, row);
-  const int column = edge_column(row);
-  const float factor = a.dropout.scale * a.scale;
   FRIT_UNROLL_BY(1)
-  for (int first = 0; first < row.vectors || first == 0; first += kWarpSize * kVectors) {
-    Vec<float, 8> sum[kVectors] = {};
-    float edge = 0;
-    sum_shifted(a, run.tokens, run.count, first, row, column, sum, edge);
-    FRIT_UNROLL
-    for (int k = 0; k < kVectors; ++k) {
-      const int j = first + k * kWarpSize + lane();
-      if (j >= row.vectors) continue;
-      const Vec<float, 8> before = to_float(a.accumulate ? load_vec<8>(out, row.head + 8 * j) : Vec<T, 8>{});
-      Vec<float, 8> x;
-      FRIT_UNROLL
-      for (int c = 0; c < 8; ++c) x[c] = fmaf(sum[k][c], factor, before[c]);
-      store_vec<8, Cache::kStream>(out, row.head + 8 * j, from_float<T>(x));
+  for (int part = 0; part < (piece ? 2 : 1); ++part) {
+    if (piece) {
+      const int start = part == 0 ? runs.from[0] : runs.from[1];
+      run.count = (part == 0 ? runs.to[0] : runs.to[1]) - start;
+      run.tokens = lane() < run.count ? load(a.order, start + lane()) : 0;
+      ask_for_rows(a, run.tokens, run.count);
     }
-    if (first == 0 && column >= 0)
-      store(out, column, convert<T>(fmaf(edge, factor, a.accumulate ? widen(load(out, column)) : 0.0f)));
+    if (run.count == 0) continue;
+    ShiftedRow row = piece ? ShiftedRow{a.columns, 0, a.columns / 8} : shifted_row(run.key, a.columns);
+    // dy's last row may have its last vector where dy ends.
+    if (ballot(lane() < run.count && run.tokens == a.tokens - 1)) spread_row(a.dy, a.tokens - 1, a.tokens, row);
+    const int column = edge_column(row);
+    const Global<float> partial = a.partials + (2 * item + part) * a.partials_stride;
+    const float factor = a.dropout.scale * (piece ? 1.0f : a.scale);
+    FRIT_UNROLL_BY(1)
+    for (int first = 0; first < row.vectors || first == 0; first += kWarpSize * kVectors) {
+      Vec<float, 8> sum[kVectors] = {};
+      float edge = 0;
+      sum_shifted(a, run, first, row, column, sum, edge);
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        const int j = first + k * kWarpSize + lane();
+        if (j >= row.vectors) continue;
+        Vec<T, 8> before{};
+        if (!piece && a.accumulate) before = load_vec<8>(out, row.head + 8 * j);
+        FRIT_UNROLL
+        for (int c = 0; c < 8; ++c) sum[k][c] = fmaf(sum[k][c], factor, widen(static_cast<T>(before[c])));
+        if (piece) {
+          store_vec<4, Cache::kStream>(partial, 8 * j, Vec<float, 4>{sum[k][0], sum[k][1], sum[k][2], sum[k][3]});
+          store_vec<4, Cache::kStream>(partial, 8 * j + 4, Vec<float, 4>{sum[k][4], sum[k][5], sum[k][6], sum[k][7]});
+        } else {
+          store_vec<8, Cache::kStream>(out, row.head + 8 * j, from_float<T>(sum[k]));
+        }
+      }
+      // A partial row goes on to a multiple of 4 columns.
+      const int pad = a.columns + lane() - 24;
+      if (piece && first == 0 && pad >= a.columns && pad < a.partials_stride) store(partial, pad, 0.0f);
+      if (first > 0 || column < 0) continue;
+      if (piece)
+        store(partial, column, edge * factor);
+      else
+        store(out, column, convert<T>(fmaf(edge, factor, a.accumulate ? widen(load(out, column)) : 0.0f)));
+    }
   }
 }
 

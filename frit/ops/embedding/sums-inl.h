@@ -1,7 +1,7 @@
 // What the kernels share that sum dy by word, or by position: the first warps take a piece of kEmbeddingPiece tokens
 // each, of which they sum what belongs to long runs; the others a token each: that of the first of a run sums the run
-// and writes its row, unless it is long. A run is long if it has more tokens than a piece: then at most two of them meet
-// in a piece, one that goes on from the piece before and one that begins.
+// and writes its row, unless it is long. A run is long if it has more tokens than a piece: then at most two of them
+// meet in a piece, one that goes on from the piece before and one that begins.
 #pragma once
 #include "frit/ops/embedding/gpu.h"
 #include "frit/simt/whole_columns.h"
@@ -22,7 +22,7 @@ struct Sums {
   DropoutTable dropout;
 };
 
-constexpr int kRowThreads = 128, kRowWarps = kRowThreads / kWarpSize;  // few, for 102 registers
+constexpr int kRowThreads = 128, kRowWarps = kRowThreads / kWarpSize;
 
 // Which of the sorted tokens a piece's warp sums for long runs: [from[0], to[0]) of one that goes on, [from[1], to[1])
 // of one that begins. Says the latter's row, or -1, in a.finish.
@@ -40,14 +40,17 @@ FRIT_DEVICE PieceRuns piece_runs(const Sums<T, O>& a, int64_t item) {
     const int32_t old_key = load(a.sorted, begin), new_key = load(a.sorted, end - 1);
     const int old_begin = load(a.starts, old_key), old_end = load(a.starts, old_key + 1);
     const int new_begin = load(a.starts, new_key), new_end = load(a.starts, new_key + 1);
-    if (old_begin < begin && old_end - old_begin > kPiece) runs.from[0] = begin, runs.to[0] = old_end < end ? old_end : end;
-    if (new_begin >= begin && new_end - new_begin > kPiece) runs.from[1] = new_begin, runs.to[1] = end, finish = new_key;
+    if (old_begin < begin && old_end - old_begin > kPiece)
+      runs.from[0] = begin, runs.to[0] = old_end < end ? old_end : end;
+    if (new_begin >= begin && new_end - new_begin > kPiece)
+      runs.from[1] = new_begin, runs.to[1] = end, finish = new_key;
   }
   if (lane() == 0) store(a.finish, item, finish);
   return runs;
 }
 
-// The run that the sorted token `at` begins, its tokens in the first lanes. count is 0 if it begins none, or a long one.
+// The run that the sorted token `at` begins, its tokens in the first lanes. count is 0 if it begins none, or a long
+// one.
 struct Run {
   int32_t key, tokens;
   int count;
