@@ -63,8 +63,8 @@ FRIT_DEVICE uint32_t dropout_carry(const DropoutTable& d) {
   return ((0u - dropout_threshold(d)) >> 16) * 0x10001u;
 }
 
-// What no neighbour has of 16 rows' masks (see keep_rows of columns.h): bit 15 - u of votes[i] says whether element i of
-// what would be lane 32's group is kept in row k + u * step, bit 31 - u the same of the group between the tensor row
+// What no neighbour has of 16 rows' masks (see keep_rows of columns.h): bit 15 - u of votes[i] says whether element i
+// of what would be lane 32's group is kept in row k + u * step, bit 31 - u the same of the group between the tensor row
 // that ends in the warp and the next one. All lanes of the warp call it. Cost: a Philox block and 30 instructions.
 FRIT_DEVICE void drawn_votes(const ColumnWalk& walk, const ColumnPlace& at, const DropoutTable& d, int k, int step,
                              uint32_t (&votes)[8]) {
@@ -88,8 +88,7 @@ FRIT_DEVICE KeptRows kept_rows(const ColumnWalk& walk, const ColumnPlace& at, co
   KeptRows rows;
   if (!d.active) return rows;
   const uint32_t apart = static_cast<uint32_t>(step) * static_cast<uint32_t>(walk.fold);
-  const uint32_t row = static_cast<uint32_t>(k) * static_cast<uint32_t>(walk.fold) +
-                       static_cast<uint32_t>(at.fold_row);
+  const uint32_t row = static_cast<uint32_t>(k) * static_cast<uint32_t>(walk.fold) + static_cast<uint32_t>(at.fold_row);
   const uint32_t group = static_cast<uint32_t>(at.fold_column) / 8, add = dropout_carry(d);
   FRIT_UNROLL_BY(1)
   for (int u = k + 4 * step < end ? 4 : 0; u >= 0; u -= 4) {

@@ -105,8 +105,7 @@ void bias_activation_dropout_forward_gpu(Context& context, const Tensor& x, cons
     return start_activation_forward_whole(context, walk, x, bias, activation, DropoutTable(dropout), y);
   if (walks_folded(walk, x))
     return start_activation_forward_folded(
-        context,
-        make_column_walk(x, kThreads, folded_rows_a_thread(x.dim(0), x.dim(1)), 0, packed, vectors), x, bias,
+        context, make_column_walk(x, kThreads, folded_rows_a_thread(x.dim(0), x.dim(1)), 0, packed, vectors), x, bias,
         activation, DropoutTable(dropout), y);
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);

@@ -162,6 +162,7 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
   }
   if (o.tail > 0 || dtype == DType::kF16) c.where = Where::kGpu;
   if (o.instances) c.forward_instances = {"2_vectors", "4_vectors"};
+  if (o.instances && size == 2 && width % 8 != 0 && o.stride == 0) c.forward_instances.push_back("shifted");
   return c;
 }
 
@@ -212,7 +213,22 @@ std::vector<OpCase> embedding_cases() {
       cases.push_back(make({30, 7, 5}, width, 9, dtype, {.positions = false, .gradient = dtype, .tail = 1}));
       cases.push_back(make({33}, width, 2, dtype, {.gradient = dtype, .tail = 50, .note = "/long_runs"}));
     }
-    if (narrow) cases.push_back(make({12, 21}, 65, 11, dtype, {.gradient = dtype}));
+    if (narrow) {
+      cases.push_back(make({12, 21}, 65, 11, dtype, {.gradient = dtype}));
+      // Rows that are no whole vectors, however they lie; the last ones of the table, of the positions and of dy end
+      // within a vector. Few words, so that all of them occur; runs of one token, of some, and long ones.
+      for (int64_t width = 1; width <= 40; ++width)
+        if (width % 8 != 0)
+          cases.push_back(
+              make({5, 2}, width, 3, dtype,
+                   {.p_drop = width % 3 == 0 ? 0.0f : 0.4f, .gradient = dtype, .places = 5, .note = "/odd"}));
+      for (int64_t width : {1023, 1025, 1100, 2051})
+        cases.push_back(make({5, 2}, width, 3, dtype,
+                             {.p_drop = 0.4f, .gradient = dtype, .places = 5, .instances = true, .note = "/odd"}));
+      cases.push_back(make({1}, 8191, 1, dtype, {.gradient = dtype, .places = 1, .note = "/odd"}));
+      cases.push_back(make({1}, 8193, 1, dtype, {.positions = false, .gradient = dtype, .note = "/odd"}));
+      cases.push_back(make({60}, 131, 3, dtype, {.positions = false, .gradient = dtype, .note = "/long_runs"}));
+    }
     if (dtype == DType::kF16) continue;
     for (float p : {0.0f, 0.1f}) {
       cases.push_back(

@@ -378,20 +378,6 @@ embedding_backward_sort_kernel(Keys a, Global<int32_t> starts, Global<int32_t> o
   });
 }
 
-template <typename T, typename O>
-struct Sums {
-  Global<const int32_t> starts, order, sorted;
-  Global<const T> dy;
-  Global<O> out;
-  Global<float> partials;  // [2 * pieces, partials_stride]
-  Global<int32_t> finish;  // [pieces]: the long run that begins in the piece, or -1
-  int64_t tokens, dy_stride, out_stride, pieces;
-  int32_t count, columns, partials_stride;
-  float scale;
-  bool accumulate;
-  DropoutTable dropout;
-};
-
 // sum[k] = sum over the tokens that the first `count` lanes hold of mask/keep * dy, at the lane's vectors from `first`
 // on of rows whose vectors begin `shift` columns before them. All lanes of the warp call it.
 template <typename T, typename O, int kVectors, bool kAligned>
@@ -425,38 +411,21 @@ FRIT_DEVICE void sum_run(const Sums<T, O>& a, int32_t tokens, int count, int fir
   }
 }
 
-constexpr int kRowThreads = 128, kRowWarps = kRowThreads / kWarpSize;  // few, for 102 registers
-
-// The first warps take a piece of kEmbeddingPiece tokens each, of which they sum what belongs to long runs; the others
-// a token each: that of the first of a run sums the run and writes its row, unless it is long. A run is long if it has
-// more tokens than a piece: then at most two of them meet in a piece, one that goes on from the piece before and one
-// that begins.
+// See sums-inl.h.
 template <typename T, typename O, bool kAligned>
 FRIT_KERNEL(kRowThreads, 5)
 embedding_backward_rows_kernel(Sums<T, O> a) {
   wait_for_previous();
   constexpr int kN = kVecOf<T>, kOut = kVecOf<O>, kVectors = 2;
-  constexpr int kPiece = static_cast<int>(kEmbeddingPiece);
-  static_assert(kPiece < kWarpSize - 1, "a warp sees a run's tokens at once, and the one before");
   const int64_t item = block_index() * kRowWarps + warp(), at = item - a.pieces;
   if (at >= a.tokens) return;
   if (at < 0) {
-    const int begin = static_cast<int>(item) * kPiece, counted = load(a.starts, a.count);
-    const int end = begin + kPiece < counted ? begin + kPiece : counted;
-    int from[2] = {}, to[2] = {};
-    int32_t finish = -1;
-    if (begin < end) {
-      const int32_t old_key = load(a.sorted, begin), new_key = load(a.sorted, end - 1);
-      const int old_begin = load(a.starts, old_key), old_end = load(a.starts, old_key + 1);
-      const int new_begin = load(a.starts, new_key), new_end = load(a.starts, new_key + 1);
-      if (old_begin < begin && old_end - old_begin > kPiece) from[0] = begin, to[0] = old_end < end ? old_end : end;
-      if (new_begin >= begin && new_end - new_begin > kPiece) from[1] = new_begin, to[1] = end, finish = new_key;
-    }
-    if (lane() == 0) store(a.finish, item, finish);
+    const PieceRuns runs = piece_runs(a, item);
     for (int part = 0; part < 2; ++part) {
-      const int start = part == 0 ? from[0] : from[1], count = (part == 0 ? to[0] : to[1]) - start;
+      const int start = part == 0 ? runs.from[0] : runs.from[1], count = (part == 0 ? runs.to[0] : runs.to[1]) - start;
       if (count == 0) continue;
       const int32_t tokens = lane() < count ? load(a.order, start + lane()) : 0;
+      ask_for_rows(a, tokens, count);
       const Global<float> partial = a.partials + (2 * item + part) * a.partials_stride;
       for (int first = 0; first * kN < a.columns; first += kWarpSize * kVectors) {
         Vec<float, kN> sum[kVectors] = {};
@@ -467,21 +436,17 @@ embedding_backward_rows_kernel(Sums<T, O> a) {
           FRIT_UNROLL
           for (int i = 0; i < kN; i += 4)
             if (column + i < a.columns)
-              store_vec<4>(partial, column + i, Vec<float, 4>{sum[k][i], sum[k][i + 1], sum[k][i + 2], sum[k][i + 3]});
+              store_vec<4, Cache::kStream>(partial, column + i,
+                                           Vec<float, 4>{sum[k][i], sum[k][i + 1], sum[k][i + 2], sum[k][i + 3]});
         }
       }
     }
     return;
   }
-  // Lanes hold the tokens from `at` on and their keys; the last one the key before.
-  const int64_t seen = lane() == kWarpSize - 1 ? at - 1 : at + lane();
-  const bool exists = seen >= 0 && seen < a.tokens;
-  const int32_t their_key = exists ? load(a.sorted, seen) : -1, tokens = exists ? load(a.order, seen) : 0;
-  const int32_t key = shuffle(their_key, 0);
-  const uint32_t others = ballot(their_key != key);
-  if (key < 0 || !(others >> (kWarpSize - 1))) return;  // counts nothing, or not the first of its run
-  const int count = find_first_set(others) - 1;
-  if (count > kPiece) return;
+  const Run run = run_from(a, at);
+  if (run.count == 0) return;
+  const int32_t key = run.key, tokens = run.tokens;
+  const int count = run.count;
   const Global<O> out = a.out + key * a.out_stride;
   const int shift = kAligned ? 0 : row_shift(out) % kN;
   for (int first = 0; first * kN - shift < a.columns; first += kWarpSize * kVectors) {
@@ -605,7 +570,7 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
            columns, Global<const uint8_t>(static_cast<const uint8_t*>(dy.raw())), fetch);
   };
   dispatch_float(out.dtype(), sort);
-  const bool aligned = whole_vectors(dy) && whole_vectors(out);
+  const bool aligned = whole_vectors(dy) && whole_vectors(out), shifted = shifts(dy) && shifts(out);
   dispatch_float(dy.dtype(), [&]<typename T>(T) {
     const auto run = [&]<typename O>(O) {
       const Sums<T, O> a{global<const int32_t>(starts),
@@ -625,9 +590,13 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
                          scale,
                          accumulate,
                          DropoutTable(dropout)};
-      launch(context, "embedding_backward_rows_kernel",
-             aligned ? embedding_backward_rows_kernel<T, O, true> : embedding_backward_rows_kernel<T, O, false>,
-             {(pieces + tokens + kRowWarps - 1) / kRowWarps, kRowThreads}, a);
+      if constexpr (std::is_same_v<T, O> && sizeof(T) == 2) {
+        if (shifted) start_embedding_backward_shifted(context, a);
+      }
+      if (!shifted || !std::is_same_v<T, O> || sizeof(T) != 2)
+        launch(context, "embedding_backward_rows_kernel",
+               aligned ? embedding_backward_rows_kernel<T, O, true> : embedding_backward_rows_kernel<T, O, false>,
+               {(pieces + tokens + kRowWarps - 1) / kRowWarps, kRowThreads}, a);
       launch(context, "embedding_backward_finish_kernel", embedding_backward_finish_kernel<T, O>,
              {(pieces + kFinishPieces - 1) / kFinishPieces * ((columns + kFinishColumns - 1) / kFinishColumns),
               kThreads, kWarps * kFinishColumns * static_cast<int64_t>(sizeof(float))},

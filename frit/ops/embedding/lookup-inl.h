@@ -30,8 +30,8 @@ struct Lookup {
   DropoutTable dropout;
 };
 
-// Lane i < kCount: the row of the table of token begin + i, -1 if it gets zeros, and its row of the positions. All lanes
-// of the warp call it.
+// Lane i < kCount: the row of the table of token begin + i, -1 if it gets zeros, and its row of the positions. All
+// lanes of the warp call it.
 struct FoundTokens {
   int32_t id, place;
 };

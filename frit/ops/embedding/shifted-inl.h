@@ -6,7 +6,8 @@
 
 namespace frit::simt {
 
-// `head` elements lie before the first multiple of 16 bytes, `vectors` whole vectors behind them, its tail behind those.
+// `head` elements lie before the first multiple of 16 bytes, `vectors` whole vectors behind them, its tail behind
+// those.
 struct ShiftedRow {
   int columns, head, vectors;
 };
@@ -18,26 +19,28 @@ FRIT_DEVICE ShiftedRow shifted_row(int64_t row, int columns) {
 // A row to read from, at the elements of a ShiftedRow's vectors.
 template <typename T>
 struct SpreadRow {
-  Global<const T> at;   // the aligned vector that the first of them lies in
-  int past, high_from;  // behind that vector's begin by so many elements; then each lies in the next one too, 8 behind
+  Global<const T> begin;  // of the row
+  Global<const T> low,
+      high;  // the aligned vector that the lane's first elements lie in, and the next one if they do too
+  int past;  // elements from low on that are not of them
 };
-// Row r of a matrix of `rows`. If the row's last vector lies in one that the matrix ends within, `to` has one less.
+// Row r of a matrix of `rows`. If the row's last vector lies in one that the matrix ends within, `to` loses it.
 template <typename T>
 FRIT_DEVICE SpreadRow<T> spread_row(const Global<const T>& matrix, int64_t r, int64_t rows, ShiftedRow& to) {
   const int64_t from = r * to.columns + to.head;
-  const int past = static_cast<int>(from) & 7, end = past + 8 * to.vectors;  // of the vectors, counted from `at`
-  if (r == rows - 1 && past > 0 && end + 8 - past > past - to.head + to.columns) --to.vectors;
-  return {matrix + (from - past), past, past > 0 ? 8 : 0};
+  const int past = static_cast<int>(from) & 7;
+  if (r == rows - 1 && past > 0 && to.vectors > 0 && to.head + 8 * to.vectors + 8 - past > to.columns) --to.vectors;
+  const Global<const T> low = matrix + (from - past + 8 * lane());
+  return {matrix + (from - to.head), low, low + (past > 0 ? 8 : 0), past};
 }
-// The two aligned vectors that the j-th 8 elements lie in, and the elements themselves.
+// The two aligned vectors that the lane's elements of the vectors from j on lie in, and the elements themselves.
 template <typename T>
 struct Spread {
   Vec<T, 8> low, high;
 };
 template <Cache cache, typename T>
 FRIT_DEVICE Spread<T> load_spread(const SpreadRow<T>& row, int j) {
-  const Global<const T> at = row.at + 8 * j;
-  return {load_vec<8, cache>(at, 0), load_vec<8, cache>(at, row.high_from)};
+  return {load_vec<8, cache>(row.low, 8 * j), load_vec<8, cache>(row.high, 8 * j)};
 }
 template <typename T>
 FRIT_DEVICE Vec<T, 8> join_spread(const Spread<T>& v, int past) {
@@ -57,8 +60,8 @@ FRIT_DEVICE Vec<T, 8> join_spread(const Spread<T>& v, int past) {
 
 constexpr int kShiftedChunks = 8;  // of 32 * K vectors at most
 
-// The element at the row's ends that is the lane's, -1 if there is none: the head's are lanes 0 to 7's, the tail's, 15 at
-// most, lanes 8 to 23's.
+// The element at the row's ends that is the lane's, -1 if there is none: the head's are lanes 0 to 7's, the tail's, 15
+// at most, lanes 8 to 23's.
 FRIT_DEVICE int edge_column(const ShiftedRow& row) {
   if (lane() < 8) return lane() < row.head ? lane() : -1;
   const int column = row.head + 8 * row.vectors + lane() - 8;
@@ -80,8 +83,8 @@ FRIT_DEVICE bool edge_kept(const KeptRows& edges, int column) {
   return (column & 4 ? edges.high : edges.low) >> (8 * (column & 3) + 7) & 1;
 }
 // Masks of the lane's vectors first + lane, first + 32 + lane, ... of a row, K of them, whose first begins `head`
-// columns behind the row's begin; first is a multiple of 32 * K. All lanes of the warp call it. Cost: a Philox block and
-// 22 instructions a vector.
+// columns behind the row's begin; first is a multiple of 32 * K. All lanes of the warp call it. Cost: a Philox block
+// and 22 instructions a vector.
 template <int K>
 FRIT_DEVICE KeptRows shifted_groups(const DropoutTable& d, int64_t row, int head, int first, const KeptRows& edges) {
   static_assert(K <= 4, "a bit of each byte is free for what crosses it");

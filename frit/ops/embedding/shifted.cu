@@ -1,6 +1,5 @@
-#include "frit/ops/embedding/shifted.h"
-
 #include "frit/ops/embedding/shifted-inl.h"
+#include "frit/ops/embedding/shifted.h"
 #include "frit/simt/launch.h"
 
 namespace frit {
@@ -36,38 +35,37 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
     const Global<T> y = a.y + t * a.y_stride;
     ShiftedRow row = shifted_row(t, a.columns);
     if (word_id < 0) {
-      for (int j = lane(); j < row.vectors; j += kWarpSize) store_vec<8>(y, row.head + 8 * j, Vec<T, 8>{});
+      for (int j = lane(); j < row.vectors; j += kWarpSize)
+        store_vec<8, Cache::kStream>(y, row.head + 8 * j, Vec<T, 8>{});
       const int column = edge_column(row);
       if (column >= 0) store(y, column, T());
       continue;
     }
     const SpreadRow<T> words = spread_row(a.table, word_id, a.vocabulary, row);
-    const int word_vectors = row.vectors;
     SpreadRow<T> places{};
     if (placed) places = spread_row(a.positions, place_id, a.places, row);
-    if (row.vectors < word_vectors - 1) row.vectors = word_vectors - 1;
     const int column = edge_column(row);
     T edge_word{}, edge_place{};
     if (column >= 0) {
-      edge_word = load(a.table + word_id * a.table_stride, column);
-      if (placed) edge_place = load(a.positions + place_id * a.positions_stride, column);
+      edge_word = load(words.begin, column);
+      if (placed) edge_place = load(places.begin, column);
     }
-    const KeptRows edges = edge_groups<kVectors>(a.dropout, t, column);
+    KeptRows edges;
+    const Global<T> to = y + (row.head + 8 * lane());
     FRIT_UNROLL_BY(1)
-    for (int first = 0; first < row.vectors; first += kWarpSize * kVectors) {
-      const int last = row.vectors - 1;
-      Spread<T> w[kVectors];
+    for (int first = 0; first < row.vectors || first == 0; first += kWarpSize * kVectors) {
+      const int there = row.vectors - first - lane();
+      Spread<T> w[kVectors] = {};
       FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k) {
-        const int j = first + k * kWarpSize + lane();
-        w[k] = load_spread<Cache::kDefault>(words, j < last ? j : last);
-      }
+      for (int k = 0; k < kVectors; ++k)
+        if (k * kWarpSize < there) w[k] = load_spread<Cache::kDefault>(words, first + k * kWarpSize);
+      if (first == 0) edges = edge_groups<kVectors>(a.dropout, t, column);
       KeptRows kept = shifted_groups<kVectors>(a.dropout, t, row.head, first, edges);
       FRIT_UNROLL
       for (int k = 0; k < kVectors; ++k) {
-        const int j = first + k * kWarpSize + lane();
-        Spread<T> p{};
-        if (placed) p = load_spread<Cache::kDefault>(places, j < last ? j : last);
+        const int j = first + k * kWarpSize;
+        Spread<T> p = {};
+        if (placed && k * kWarpSize < there) p = load_spread<Cache::kDefault>(places, j);
         const Vec<float, 8> word = to_float(join_spread(w[k], words.past));
         const Vec<float, 8> place = to_float(join_spread(p, places.past));
         Vec<float, 8> sum;
@@ -76,11 +74,103 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
         Vec<T, 8> out = from_float<T>(sum);
         kept.drop(out);
         kept.next();
-        if (j < row.vectors) store_vec<8>(y + row.head, 8 * j, out);
+        if (k * kWarpSize < there) store_vec<8, Cache::kStream>(to, 8 * j, out);
       }
     }
     const float sum = fmaf(widen(edge_word), a.scale, widen(edge_place)) * a.dropout.scale;
     if (column >= 0) store(y, column, convert<T>(edge_kept(edges, column) ? sum : 0.0f));
+  }
+}
+
+// Adds dy's rows of a run's tokens, without what is dropped, at the lane's vectors of a
+// row's chunk that begins at `first` to sum and, in the first chunk, at its edge column to edge. All lanes of the warp
+// call it.
+template <typename T>
+FRIT_DEVICE void sum_shifted(const Sums<T, T>& a, const Run& run, int first, const ShiftedRow& row, int column,
+                             Vec<float, 8> (&sum)[kVectors], float& edge) {
+  const int there = row.vectors - first - lane();
+  FRIT_UNROLL_BY(1)
+  for (int i = 0; i < run.count; ++i) {
+    const int32_t t = shuffle(run.tokens, i);
+    ShiftedRow same = row;
+    const SpreadRow<T> from = spread_row(a.dy, t, a.tokens, same);
+    Spread<T> v[kVectors] = {};
+    FRIT_UNROLL
+    for (int k = 0; k < kVectors; ++k)
+      if (k * kWarpSize < there) v[k] = load_spread<Cache::kStream>(from, first + k * kWarpSize);
+    const T at_edge = first == 0 && column >= 0 ? load(from.begin, column) : T();
+    const KeptRows edges = edge_groups<kVectors>(a.dropout, t, column);
+    KeptRows kept = shifted_groups<kVectors>(a.dropout, t, row.head, first, edges);
+    FRIT_UNROLL
+    for (int k = 0; k < kVectors; ++k) {
+      Vec<T, 8> x = join_spread(v[k], from.past);
+      kept.drop(x);
+      kept.next();
+      FRIT_UNROLL
+      for (int c = 0; c < 8; ++c) sum[k][c] += widen(static_cast<T>(x[c]));
+    }
+    edge += edge_kept(edges, column) ? widen(at_edge) : 0.0f;
+  }
+}
+// See sums-inl.h.
+template <typename T>
+FRIT_KERNEL(kRowThreads, 4)
+embedding_backward_shifted_kernel(Sums<T, T> a) {
+  wait_for_previous();
+  const int64_t item = block_index() * kRowWarps + warp(), at = item - a.pieces;
+  if (at >= a.tokens) return;
+  const bool piece = at < 0;
+  PieceRuns runs;
+  Run run{};
+  if (piece)
+    runs = piece_runs(a, item);
+  else
+    run = run_from(a, at);
+  const Global<T> out = a.out + run.key * a.out_stride;
+  FRIT_UNROLL_BY(1)
+  for (int part = 0; part < (piece ? 2 : 1); ++part) {
+    if (piece) {
+      const int start = part == 0 ? runs.from[0] : runs.from[1];
+      run.count = (part == 0 ? runs.to[0] : runs.to[1]) - start;
+      run.tokens = lane() < run.count ? load(a.order, start + lane()) : 0;
+      ask_for_rows(a, run.tokens, run.count);
+    }
+    if (run.count == 0) continue;
+    ShiftedRow row = piece ? ShiftedRow{a.columns, 0, a.columns / 8} : shifted_row(run.key, a.columns);
+    // dy's last row may have its last vector where dy ends.
+    if (ballot(lane() < run.count && run.tokens == a.tokens - 1)) spread_row(a.dy, a.tokens - 1, a.tokens, row);
+    const int column = edge_column(row);
+    const Global<float> partial = a.partials + (2 * item + part) * a.partials_stride;
+    const float factor = a.dropout.scale * (piece ? 1.0f : a.scale);
+    FRIT_UNROLL_BY(1)
+    for (int first = 0; first < row.vectors || first == 0; first += kWarpSize * kVectors) {
+      Vec<float, 8> sum[kVectors] = {};
+      float edge = 0;
+      sum_shifted(a, run, first, row, column, sum, edge);
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        const int j = first + k * kWarpSize + lane();
+        if (j >= row.vectors) continue;
+        Vec<T, 8> before{};
+        if (!piece && a.accumulate) before = load_vec<8>(out, row.head + 8 * j);
+        FRIT_UNROLL
+        for (int c = 0; c < 8; ++c) sum[k][c] = fmaf(sum[k][c], factor, widen(static_cast<T>(before[c])));
+        if (piece) {
+          store_vec<4, Cache::kStream>(partial, 8 * j, Vec<float, 4>{sum[k][0], sum[k][1], sum[k][2], sum[k][3]});
+          store_vec<4, Cache::kStream>(partial, 8 * j + 4, Vec<float, 4>{sum[k][4], sum[k][5], sum[k][6], sum[k][7]});
+        } else {
+          store_vec<8, Cache::kStream>(out, row.head + 8 * j, from_float<T>(sum[k]));
+        }
+      }
+      // A partial row goes on to a multiple of 4 columns.
+      const int pad = a.columns + lane() - 24;
+      if (piece && first == 0 && pad >= a.columns && pad < a.partials_stride) store(partial, pad, 0.0f);
+      if (first > 0 || column < 0) continue;
+      if (piece)
+        store(partial, column, edge * factor);
+      else
+        store(out, column, convert<T>(fmaf(edge, factor, a.accumulate ? widen(load(out, column)) : 0.0f)));
+    }
   }
 }
 
@@ -91,6 +181,12 @@ void start(Context& context, const Lookup<T>& a) {
          {(a.tokens + kBlock - 1) / kBlock, kThreads}, a);
 }
 
+template <typename T>
+void start_backward(Context& context, const Sums<T, T>& a) {
+  launch(context, "embedding_backward_shifted_kernel", embedding_backward_shifted_kernel<T>,
+         {(a.pieces + a.tokens + kRowWarps - 1) / kRowWarps, kRowThreads}, a);
+}
+
 }  // namespace
 
 void start_embedding_forward_shifted(Context& context, const Lookup<bfloat16>& a) {
@@ -98,6 +194,12 @@ void start_embedding_forward_shifted(Context& context, const Lookup<bfloat16>& a
 }
 void start_embedding_forward_shifted(Context& context, const Lookup<float16>& a) {
   start(context, a);
+}
+void start_embedding_backward_shifted(Context& context, const Sums<bfloat16, bfloat16>& a) {
+  start_backward(context, a);
+}
+void start_embedding_backward_shifted(Context& context, const Sums<float16, float16>& a) {
+  start_backward(context, a);
 }
 
 }  // namespace frit

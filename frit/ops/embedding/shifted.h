@@ -1,6 +1,7 @@
 // The kernels of the embedding for 16-bit rows that are no whole vectors, in matrices without gaps.
 #pragma once
 #include "frit/ops/embedding/lookup-inl.h"
+#include "frit/ops/embedding/sums-inl.h"
 
 namespace frit {
 
@@ -12,5 +13,8 @@ inline bool shifts(const Tensor& t) {
 
 void start_embedding_forward_shifted(Context& context, const simt::Lookup<bfloat16>& a);
 void start_embedding_forward_shifted(Context& context, const simt::Lookup<float16>& a);
+// Sums short runs and the pieces of long ones.
+void start_embedding_backward_shifted(Context& context, const simt::Sums<bfloat16, bfloat16>& a);
+void start_embedding_backward_shifted(Context& context, const simt::Sums<float16, float16>& a);
 
 }  // namespace frit
