@@ -72,11 +72,12 @@ class Ragged {
     FRIT_UNROLL
     for (int k = 0; k < V; ++k) {
       FRIT_UNROLL
-      for (int w = 0; w < 4; ++w) v[k].pairs[w] = static_cast<uint32_t>(fill.bits) * 0x10001u;
+      for (int w = 0; w < 4; ++w) v[k].pairs[w] = filled(fill);
       if (whole(k, shift_)) v[k] = load_vec<8, cache>(mine, k * 256);
     }
     const int column = single(shift_);
-    rest = column >= 0 ? load<cache>(row, column) : fill;
+    rest = fill;
+    if (column >= 0) rest = load<cache>(row, column);
   }
   // All lanes of the warp take part. Cost: 2 shuffles a vector on average and 5 more, none if the row is aligned.
   FRIT_DEVICE void finish(T fill, Vec<T, 8> (&v)[V], T& rest) const {
@@ -100,15 +101,12 @@ class Ragged {
         for (int w = 0; w < 4; ++w) words[w] = v[k].pairs[w];
         FRIT_UNROLL
         for (int w = 0; w < kNeeded; ++w) {
-          const uint32_t next = v[k + 1 < V ? k + 1 : k].pairs[w];
-          const uint32_t behind = shuffle(k + 1 < V && lane() == 0 ? next : v[k].pairs[w], (lane() + 1) & 31);
+          // What no lane has stays `fill`, which is what lies behind lane 31's last vector unless the row ends there.
+          const uint32_t next = k + 1 < V ? v[k + 1 < V ? k + 1 : k].pairs[w] : filled(fill);
+          const uint32_t behind = shuffle(lane() == 0 ? next : v[k].pairs[w], (lane() + 1) & 31);
           words[4 + w] = last ? ends[w] : behind;
         }
         v[k] = detail::funnel<shift, T>(words);
-        if (!has(k)) {
-          FRIT_UNROLL
-          for (int w = 0; w < 4; ++w) v[k].pairs[w] = static_cast<uint32_t>(fill.bits) * 0x10001u;
-        }
       }
     });
   }
@@ -124,11 +122,16 @@ class Ragged {
       detail::with_shift(to, [&](auto shift) {
         constexpr int kFrom = 8 - shift, kFirst = kFrom / 2;  // of the vector before
         uint32_t before[4] = {};  // lane 0: words of lane 31's vector before; at first of the row's last, which wraps around
-        FRIT_UNROLL
-        for (int k = reaches ? V - 1 : 0; k < V; ++k) {
-          if (!reaches && k != slot) continue;
+        const auto wrap = [&](int k) {
           FRIT_UNROLL
           for (int w = kFirst; w < 4; ++w) before[w] = shuffle(v[k].pairs[w], owner);
+        };
+        if (reaches || slot == V - 1) {
+          wrap(V - 1);
+        } else {
+          FRIT_UNROLL
+          for (int k = 0; k + 1 < V; ++k)
+            if (k == slot) wrap(k);
         }
         FRIT_UNROLL
         for (int k = 0; k < V; ++k) {
@@ -161,6 +164,7 @@ class Ragged {
   }
 
  private:
+  FRIT_DEVICE static uint32_t filled(T fill) { return static_cast<uint32_t>(fill.bits) * 0x10001u; }
   // Does the lane's k-th vector in memory lie in the row?
   FRIT_DEVICE bool whole(int k, int shift) const { return has(k) && (k > 0 || shift == 0 || lane() > 0); }
   // The column that the lane moves alone; below 0: none.

@@ -244,7 +244,7 @@ std::vector<OpCase> softmax_cases() {
     add({.rows = 0, .cols = 0, .dtype = dtype, .y_dtype = dtype});
     for (int64_t cols : {2047, 2048, 2049, 2600})  // kept on the stack, and not
       add({.rows = 3, .cols = cols, .dtype = dtype, .y_dtype = dtype, .lengths = cols == 2600, .p_drop = 0.2f});
-    for (int64_t cols : {1, 33, 100, 2500})
+    for (int64_t cols : {1, 33, 100, 301, 2047, 2500})
       add({.rows = 4, .cols = cols, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.2f, .in_place = true});
     for (DType other : {DType::kF32, DType::kBF16, DType::kF16})
       for (bool forward_only : {false, true})
@@ -260,6 +260,15 @@ std::vector<OpCase> softmax_cases() {
            .lengths = cols == 263,
            .p_drop = 0.25f,
            .rows_per_head = 2,
+           .instances = true});
+    for (int64_t cols : {130, 258, 767, 1790})  // rows that x and y begin apart
+      add({.rows = 9,
+           .cols = cols,
+           .dtype = dtype,
+           .y_dtype = dtype,
+           .p_drop = 0.3f,
+           .rows_per_head = 4,
+           .stride = cols + 3,
            .instances = true});
     for (int64_t cols : {40, 128, 504, 1000, 1504})  // whole aligned vectors
       add({.rows = 9,

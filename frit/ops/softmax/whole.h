@@ -59,7 +59,7 @@ namespace simt {
 
 // Blocks a multiprocessor should hold at least, which bounds registers.
 constexpr int softmax_whole_blocks(int vectors, bool backward, bool ragged) {
-  return vectors == 2 ? (backward ? 9 : 10) - ragged : vectors == 4 ? (backward ? 6 : 8) : backward ? 4 : 5;
+  return vectors == 2 ? (backward ? 9 : 10) - ragged : vectors == 4 ? (backward ? 6 : 8 - ragged) : backward ? 4 : 5;
 }
 
 // Where a thread stands.
