@@ -105,8 +105,9 @@ TEST_F(BiasDropoutResidualNormGpu, HasTheBitsOfTheTwoOperators) {
                 {9, 1024, "spans_4", "spans_4", "spans_2"},
                 {5, 33, "", "one_sync_1", "xhat_1"},
                 {5, 1023, "", "apart", "apart"},
-                {3, 1280, "", "held", "apart"},
-                {3, 1280, "spans_5", "spans_5", "apart"},
+                {3, 1280, "", "spans_5", "apart"},
+                {3, 1500, "", "apart", "apart"},
+                {3, 1504, "", "held", "spans_2"},
                 {5, 600, "", "held", "spans_2"},
                 {3, 4096, "", "held", "spans_2"},
                 {2, 40, "moments", "apart", "xhat_1"}};

@@ -38,11 +38,14 @@ int64_t vectors_of(int64_t cols, DType dtype) {
   return over(cols, 16 / size_of(dtype));
 }
 
-// Does a row of 16-bit elements run in registers as fp32 (forward's `held`)? Up to 8 warps of 4 vectors a thread share
-// it, and the last takes one column more.
-bool held(int64_t cols, DType dtype) {
-  const int64_t vectors = over(cols, 8);
-  return size_of(dtype) == 2 && vectors > 32 && cols != 257 && cols <= 8 * 1024 + 1;
+// The warps that share a row of 16-bit elements which runs in registers as fp32 (forward's `held`); 0 if none can: each
+// has 2, 3 or 4 steps of 32 vectors, all the same number, and the last one at most 7 columns more.
+int64_t held_warps(int64_t cols, DType dtype) {
+  const int64_t steps = over(cols / 8, 32);
+  if (size_of(dtype) != 2 || steps == 0) return 0;
+  for (int64_t each : {4, 3, 2})
+    if (steps % each == 0 && steps / each <= 8) return steps / each;
+  return 0;
 }
 
 // How rows of more than 32 vectors are shared out: `each` vectors a thread, `warps` warps a row, blocks that take rows
@@ -83,8 +86,8 @@ GpuBudget forward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
   const Spans s = spans_of(rows, cols, stride, dtype, false);
   GpuBudget b;
   b.launches = rows == 0 ? 0 : 1;
-  if (held(cols, dtype)) {
-    b.barriers = rows > 0 && cols > 1025 ? 1 : 0;
+  if (const int64_t warps = held_warps(cols, dtype); warps > 0) {
+    b.barriers = rows > 0 && warps > 1 ? 1 : 0;
     b.read_bytes = rows * 3 * cols * size, b.written_bytes = rows * cols * size + 8 * rows;
     b.atomics = 0, b.scratch_bytes = 0;
     return b;
@@ -135,7 +138,7 @@ GpuBudget backward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype, 
 void add_instances(OpCase& c, int64_t cols, DType dtype) {
   const int64_t vectors = vectors_of(cols, dtype);
   c.forward_instances = {"looped"};
-  if (held(cols, dtype)) c.forward_instances.push_back("held");
+  if (held_warps(cols, dtype) > 0) c.forward_instances.push_back("held");
   std::vector<std::string> spans;
   for (int64_t each : {2, 4, 5})
     if (vectors + 1 <= 8 * 32 * each) spans.push_back(fmt::format("spans_{}", each));
@@ -280,6 +283,9 @@ std::vector<OpCase> layer_norm_cases() {
     cases.push_back(make(2, 2560, dtype, {.note = "/instances"}));
     for (size_t i = cases.size() - 5; i < cases.size(); ++i)
       add_instances(cases[i], cases[i].inputs[0].shape[1], dtype);
+    if (dtype != DType::kF32)  // forward's `held`, of a warp and of several, x and y beginning apart or not at all whole
+      for (int64_t cols : {505, 766, 1536, 2052, 4097})
+        cases.push_back(make_forward(9, cols, dtype, {.stride = cols + cols % 3, .note = "/held"}));
     cases.push_back(make_exact(67, 66, dtype));
     cases.push_back(make(2, 2049 * (16 / size_of(dtype)) - 3, dtype, {.note = "/looped"}));
     // E[x^2] - E[x]^2: the variance's relative error is eps * (mean / std)^2, here 900 units of 2^-23 and some

@@ -75,16 +75,21 @@ ForwardShape::ForwardShape(const Tensor& x) : rows(x.dim(0)), cols(x.dim(1)), n(
 }
 
 int ForwardShape::warps_of(int i) const {
-  if (i == kHeld) return static_cast<int>(over(held_row(), 32 * kVectors[kHeld]));
+  if (i == kHeld) return held_vectors() > 0 ? static_cast<int>(over(cols / n, 32 * held_vectors())) : 0;
   return static_cast<int>(over(is_spans(i) ? chunks : vectors, 32 * kVectors[i]));
 }
 
+// Every warp of a row must reach its last vectors, so their number is what the row's steps of 32 divide into.
 int ForwardShape::held_vectors() const {
-  return static_cast<int>(over(held_row(), 32 * warps_of(kHeld)));
+  const int64_t steps = over(cols / n, 32);
+  if (n != 8 || rows >= int64_t{1} << 31) return 0;
+  for (int v : {4, 3, 2})
+    if (steps % v == 0 && steps / v <= kMostWarps[kHeld]) return steps > 0 ? v : 0;
+  return 0;
 }
 
 bool ForwardShape::fits(int i) const {
-  if (i == kHeld && (n != 8 || vectors <= 32 || rows >= int64_t{1} << 31 || held_vectors() < 2)) return false;
+  if (i == kHeld) return held_vectors() > 0;
   return i == kLooped || warps_of(i) <= kMostWarps[i];
 }
 

@@ -38,14 +38,10 @@ struct ForwardShape {
   int64_t chunks;         // vectors that cover a row wherever it begins
 
   int warps_of(int i) const;  // that share a row
-  int held_vectors() const;   // that a thread of `held` has of a row
+  int held_vectors() const;   // that a thread of `held` has of a row; 0 if it cannot hold it
   bool fits(int i) const;
   // What runs if nothing is forced and nothing is known from timing. A function of the shape.
   int rule() const;
-
- private:
-  // Of `held`, whose last warp takes one column more than its vectors hold.
-  int64_t held_row() const { return cols % (32 * n) == 1 ? vectors - 1 : vectors; }
 };
 
 // Are t's rows whole vectors of 16 bytes that begin at multiples of them? True of no tensor, and of any address while

@@ -2,7 +2,7 @@
 // taken off is made once. Included by the operators whose rows are given (layer_norm) and whose rows are sums made in
 // the same launch (bias_dropout_residual_norm).
 //
-// Up to 8 warps share a row, 256 V columns each, the last one what is left. A block's rows are done when it ends: while
+// Up to 8 warps share a row, 256 V columns each, the last one what is left, which is more than 256 (V - 1). A block's rows are done when it ends: while
 // one waits for memory others compute. The sums' order depends on the width alone, wherever the row lies.
 #pragma once
 #include "frit/ops/bias_dropout_residual/sum-inl.h"
@@ -72,16 +72,15 @@ layer_norm_forward_held_kernel(HeldRows s, Rows in, Global<const T> gamma, Globa
   const int part = alone ? 0 : warp();
   const int first = part * kColumns, columns = part == s.warps - 1 ? s.cols - first : kColumns;
   const int mine = lane() * N;
-  const auto inside = [&](int k) { return kind == Held::kFull || k * 32 * N + mine < columns; };
-  const auto whole_step = [&](int k) { return kind == Held::kFull || (k + 1) * 32 * N <= columns; };
+  Ragged<T, V, true> layout(columns);
+  const auto inside = [&](int k) { return kind == Held::kFull || layout.has(k); };
 
   Vec<T, N> v[V];
   T rest = T();
   const Global<const T> from = in.x + (row * s.x_stride + first);
   if constexpr (ragged) {
-    RaggedLoad<T, V> loading;
-    loading.template start<Cache::kStream>(from, columns, T(), v);
-    loading.finish(v, rest);
+    layout.template start<Cache::kStream>(from, T(), v, rest);
+    layout.finish(T(), v, rest);
   } else {
     const auto load_row = [&](const Global<const T>& at, Vec<T, N>(&to)[V]) {
       const Global<const T> lane_at = at + mine;
@@ -130,26 +129,21 @@ layer_norm_forward_held_kernel(HeldRows s, Rows in, Global<const T> gamma, Globa
     }
     sum += step;
   }
-  const bool has_rest = ragged && columns > kColumns;
-  float d_rest = widen(rest);
-  if (has_rest && lane() == 0) sum += d_rest;
+  const bool has_rest = ragged && layout.has_rest();
+  float d_rest = has_rest ? widen(rest) : 0.0f;
+  sum += d_rest;
   const float center = divided(warp_sum(sum), static_cast<float>(columns), part == s.warps - 1 ? s.by_last : s.by_part);
   FRIT_UNROLL
   for (int k = 0; k < V; ++k) {
     float step = 0;
     FRIT_UNROLL
     for (int i = 0; i < N; ++i) d[k][i] -= center;
-    if (ragged && !whole_step(k)) {
-      const int left = columns - (k * 32 * N + mine);
-      FRIT_UNROLL
-      for (int i = 0; i < N; ++i) d[k][i] = i < left ? d[k][i] : 0.0f;
-    }
     FRIT_UNROLL
     for (int i = 0; i < N; ++i) step = fmaf(d[k][i], d[k][i], step);
-    squares += ragged || inside(k) ? step : 0.0f;
+    squares += inside(k) ? step : 0.0f;
   }
-  d_rest -= center;
-  if (has_rest && lane() == 0) squares = fmaf(d_rest, d_rest, squares);
+  d_rest = has_rest ? d_rest - center : 0.0f;
+  squares = fmaf(d_rest, d_rest, squares);
   squares = warp_sum(squares);
 
   float middle = center;  // the row's mean
@@ -182,18 +176,14 @@ layer_norm_forward_held_kernel(HeldRows s, Rows in, Global<const T> gamma, Globa
   FRIT_UNROLL
   for (int k = 0; k < V; ++k) {
     constexpr int kStep = 32 * N;
+    if (!inside(k)) continue;
     Vec<T, N> g, b;
-    if (!ragged || (aligned && whole_step(k))) {
-      if (!ragged && !inside(k)) continue;
+    if (aligned) {
       g = load_vec<N, Cache::kReadOnly>(gammas, k * kStep), b = load_vec<N, Cache::kReadOnly>(betas, k * kStep);
-    } else if (aligned) {
-      const int left = columns - (k * kStep + mine);
-      g = first_of_vector<Cache::kReadOnly>(gammas + k * kStep, left);
-      b = first_of_vector<Cache::kReadOnly>(betas + k * kStep, left);
     } else {
-      const int left = columns - mine;
-      g = load_span<N, Cache::kReadOnly>(gammas, k * kStep, left, T());
-      b = load_span<N, Cache::kReadOnly>(betas, k * kStep, left, T());
+      FRIT_UNROLL
+      for (int i = 0; i < N; ++i)
+        g[i] = load<Cache::kReadOnly>(gammas, k * kStep + i), b[i] = load<Cache::kReadOnly>(betas, k * kStep + i);
     }
     Vec<float, N> out;
     FRIT_UNROLL
@@ -203,10 +193,11 @@ layer_norm_forward_held_kernel(HeldRows s, Rows in, Global<const T> gamma, Globa
     if constexpr (!ragged) store_vec<N>(lane_to, k * kStep, v[k]);
   }
   if constexpr (ragged) {
-    if (has_rest)
-      rest = convert<T>(normalised(d_rest, widen(load<Cache::kReadOnly>(gamma, first + kColumns)),
-                                   widen(load<Cache::kReadOnly>(beta, first + kColumns))));
-    ragged_store<Cache::kDefault>(to, columns, v, rest);
+    if (has_rest) {
+      const int c = first + layout.rest_column();
+      rest = convert<T>(normalised(d_rest, widen(load<Cache::kReadOnly>(gamma, c)), widen(load<Cache::kReadOnly>(beta, c))));
+    }
+    layout.template write<Cache::kDefault>(to, v, rest);
   }
 }
 

@@ -31,13 +31,18 @@ int64_t vectors_of(const Problem& p) {
   const int64_t n = 16 / size_of(p.dtype), stride = p.stride ? p.stride : p.cols;
   return (p.cols + (stride % n ? n - 1 : 0) + n - 1) / n;
 }
+// 16-bit rows without lengths or mask: whole vectors alone count, what is left over lies beside them.
+bool row_per_warp(const Problem& p, int64_t vectors) {
+  const bool plain = size_of(p.dtype) == 2 && p.y_dtype == p.dtype && !p.lengths && !p.mask && !p.stored && p.cols > 0;
+  return (plain ? p.cols / 8 : vectors) <= 64;
+}
 std::vector<std::string> instances_of(const Problem& p) {
   const int64_t vectors = vectors_of(p);
   std::vector<std::string> names = {"any"};
   if (p.mask || p.dtype != p.y_dtype) return names;
   names.push_back("row_per_block");
   if (vectors <= 16) names.push_back("row_per_8_lanes");
-  if (vectors <= 64) names.push_back("row_per_warp");
+  if (row_per_warp(p, vectors)) names.push_back("row_per_warp");
   if (vectors <= 80) names.push_back("row_per_16_lanes");
   if (vectors <= kWarpVectors) names.insert(names.end(), {"long_row_per_warp", "long_row_exponentials_twice"});
   if (vectors <= 320) names.push_back("row_per_2_warps");
@@ -57,10 +62,10 @@ void state_gpu_budgets(OpCase& c, const Problem& p) {
                    0};
   const int64_t lanes = any || p.stored ? 32
                         : vectors <= 16 ? 8
-                        : vectors <= 64 ? 32
-                        : vectors <= 80 ? 16
-                        : block         ? 256
-                                        : 32;
+                        : row_per_warp(p, vectors) ? 32
+                        : vectors <= 80            ? 16
+                        : block                    ? 256
+                                                   : 32;
   if (!p.mask)  // else rows that are masked whole are not read; each of a row's threads reads lse
     c.backward_gpu = {launches,
                       block,
@@ -239,7 +244,7 @@ std::vector<OpCase> softmax_cases() {
     add({.rows = 0, .cols = 0, .dtype = dtype, .y_dtype = dtype});
     for (int64_t cols : {2047, 2048, 2049, 2600})  // kept on the stack, and not
       add({.rows = 3, .cols = cols, .dtype = dtype, .y_dtype = dtype, .lengths = cols == 2600, .p_drop = 0.2f});
-    for (int64_t cols : {1, 33, 100, 2500})
+    for (int64_t cols : {1, 33, 100, 301, 2047, 2500})
       add({.rows = 4, .cols = cols, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.2f, .in_place = true});
     for (DType other : {DType::kF32, DType::kBF16, DType::kF16})
       for (bool forward_only : {false, true})
@@ -255,6 +260,15 @@ std::vector<OpCase> softmax_cases() {
            .lengths = cols == 263,
            .p_drop = 0.25f,
            .rows_per_head = 2,
+           .instances = true});
+    for (int64_t cols : {130, 258, 767, 1790})  // rows that x and y begin apart
+      add({.rows = 9,
+           .cols = cols,
+           .dtype = dtype,
+           .y_dtype = dtype,
+           .p_drop = 0.3f,
+           .rows_per_head = 4,
+           .stride = cols + 3,
            .instances = true});
     for (int64_t cols : {40, 128, 504, 1000, 1504})  // whole aligned vectors
       add({.rows = 9,

@@ -1,0 +1,122 @@
+// layer_norm_forward's `held` at every alignment: the bits are those of aligned rows, in place or not, and nothing
+// beside the rows is touched. The ragged softmax likewise.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "frit/ops/case.h"
+#include "frit/ops/layer_norm/layer_norm.h"
+#include "frit/ops/softmax/softmax.h"
+
+namespace frit {
+namespace {
+
+using Bits = std::vector<uint16_t>;
+
+class RowsAnywhere : public ::testing::Test {
+ protected:
+  RowsAnywhere() : gpu_(make_gpu()), memory_(gpu_.get()), pool_(1), context_(pool_, memory_, gpu_.get()) {}
+  Bits normal(int64_t n, DType dtype) {
+    Bits bits(static_cast<size_t>(n));
+    for (uint16_t& b : bits) {
+      const float v = static_cast<float>(0.5 + 2 * random_.normal());
+      b = dtype == DType::kBF16 ? bfloat16(v).bits : float16(v).bits;
+    }
+    return bits;
+  }
+  // Rows `stride` elements apart, the first of which begins `shift` elements past a multiple of 16 bytes.
+  Tensor put(const Bits& v, int64_t cols, DType dtype, int64_t stride, int64_t shift) {
+    const int64_t rows = static_cast<int64_t>(v.size()) / cols;
+    kept_.push_back(context_.allocate({rows, stride}, dtype, "test"));
+    gpu_->fill(kept_.back()->raw(), kAround, static_cast<size_t>(kept_.back()->bytes()));
+    const Tensor t = kept_.back()->columns(shift, shift + cols);
+    for (int64_t r = 0; r < rows; ++r)
+      gpu_->upload(static_cast<char*>(t.raw()) + 2 * r * stride, v.data() + r * cols, static_cast<size_t>(2 * cols));
+    return t;
+  }
+  // The rows, if all that lies between them is as put() left it.
+  Bits get(int64_t cols, int64_t shift) {
+    const Tensor all = kept_.back();
+    const int64_t rows = all.dim(0), stride = all.dim(1);
+    Bits bits(static_cast<size_t>(rows * stride)), result;
+    gpu_->download(bits.data(), all.raw(), bits.size() * 2);
+    for (int64_t i = 0; i < rows * stride; ++i) {
+      const int64_t c = i % stride - shift;
+      if (c >= 0 && c < cols)
+        result.push_back(bits[static_cast<size_t>(i)]);
+      else
+        EXPECT_EQ(bits[static_cast<size_t>(i)], kAround * 0x101) << "column " << c;
+    }
+    return result;
+  }
+
+  static constexpr int kAround = 0x5a;
+  std::unique_ptr<Gpu> gpu_;
+  Memory memory_;
+  ThreadPool pool_;
+  Context context_;
+  CaseRandom random_{11};
+  std::vector<Buffer> kept_;
+};
+
+TEST_F(RowsAnywhere, HeldNormsHaveTheSameBits) {
+  constexpr int64_t kRows = 5;
+  for (const DType dtype : {DType::kBF16, DType::kF16})
+    for (const int64_t cols : {264, 512, 767, 1025, 1536, 2047}) {
+      const Bits x = normal(kRows * cols, dtype), gamma = normal(cols, dtype), beta = normal(cols, dtype);
+      const int64_t around = (cols + 7) / 8 * 8 + 16;
+      const auto vector = [&](const Bits& v, int64_t shift) { return put(v, cols, dtype, around, shift).reshape({cols}); };
+      const auto run = [&](int64_t x_stride, int64_t x_shift, int64_t y_stride, int64_t y_shift, int64_t shared) {
+        const Tensor g = vector(gamma, shared), b = vector(beta, shared);
+        const Tensor from = put(x, cols, dtype, x_stride, x_shift);
+        const Tensor to = y_stride > 0 ? put(x, cols, dtype, y_stride, y_shift) : from;
+        layer_norm_forward(context_, from, g, b, 1e-5f, to, {}, {});
+        EXPECT_EQ(context_.used("layer_norm_forward"), "held");
+        Bits result = get(cols, y_stride > 0 ? y_shift : x_shift);
+        kept_.clear();
+        return result;
+      };
+      const Bits want = run(around, 0, around, 0, 0);
+      for (int64_t shift = 0; shift < 8; ++shift) {
+        EXPECT_EQ(run(around + shift % 3, shift, around + 5, 7 - shift, 0), want) << cols << " columns, shift " << shift;
+        EXPECT_EQ(run(around + 1, shift, 0, 0, shift % 2 * 3), want) << cols << " columns in place, shift " << shift;
+      }
+    }
+}
+
+TEST_F(RowsAnywhere, SoftmaxHasTheSameBits) {
+  constexpr int64_t kRows = 6;
+  for (const DType dtype : {DType::kBF16, DType::kF16})
+    for (const int64_t cols : {264, 511, 513, 801, 2049}) {
+      const Bits x = normal(kRows * cols, dtype), dy = normal(kRows * cols, dtype);
+      const int64_t around = (cols + 7) / 8 * 8 + 16;
+      SoftmaxArgs args;
+      args.dropout = Dropout{0.3f, dropout_site("test"), 0, {3, 4}};
+      const Buffer lse = context_.allocate({kRows}, DType::kF32, "test");
+      const auto run = [&](bool backward, int64_t x_stride, int64_t x_shift, int64_t y_stride, int64_t y_shift) {
+        const Tensor from = put(x, cols, dtype, x_stride, x_shift);
+        const Tensor gradient = put(dy, cols, dtype, x_stride + 1, 7 - x_shift);
+        const Tensor to = put(x, cols, dtype, y_stride, y_shift);
+        if (backward)
+          softmax_backward(context_, gradient, from, lse, args, to);
+        else
+          softmax_forward(context_, from, args, to, lse);
+        EXPECT_EQ(context_.used(backward ? "softmax_backward" : "softmax_forward"),
+                  cols <= 519 ? "row_per_warp" : "long_row_per_warp");
+        Bits result = get(cols, y_shift);
+        kept_.clear();
+        return result;
+      };
+      for (const bool backward : {false, true}) {
+        const Bits want = run(backward, around, 0, around, 0);
+        for (int64_t shift = 0; shift < 8; ++shift)
+          EXPECT_EQ(run(backward, around + shift % 3, shift, around + 5, 7 - shift), want)
+              << cols << " columns, shift " << shift;
+      }
+    }
+}
+
+}  // namespace
+}  // namespace frit
