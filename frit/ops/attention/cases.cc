@@ -33,7 +33,7 @@ void set_gpu_budgets(const Problem& p, int64_t max_q, int64_t max_k, OpCase& c) 
   const int64_t row = p.d * e, offsets = 4 * 4;  // a thread reads four offsets, in blocks of a tail one a tensor
   const int64_t tile = f32 ? 16 : attention_short_tile(sequences, n, max_q), threads = f32 ? 128 : 2 * tile;
   const int64_t warps = attention_short_backward_warps(max_q, max_k, p.d);
-  int64_t tq = p.q_tail, tk = p.k_tail, forward = 0, backward = 0, most_keys = 0, any = 0;
+  int64_t tq = p.q_tail, tk = p.k_tail, forward = 0, backward = 0, most_keys = 0, longest = 0, any = 0;
   for (int64_t s = 0; s < sequences; ++s) {
     const int64_t lq = p.q_lengths[s], lk = p.k_lengths[s];
     tq += lq, tk += lk, any += lq + lk;
@@ -42,7 +42,7 @@ void set_gpu_budgets(const Problem& p, int64_t max_q, int64_t max_k, OpCase& c) 
       const int64_t keys = p.causal ? std::clamp<int64_t>(first + rows + lk - lq, 0, lk) : lk;
       forward += (rows + 2 * keys) * row, most_keys = std::max(most_keys, keys);
     }
-    backward += (3 * lq + 2 * lk) * row + lq * 4;
+    backward += (3 * lq + 2 * lk) * row + lq * 4, longest = std::max(longest, lk);
   }
   const bool launched = tq * n > 0;
   const int64_t tiles = (max_q + tile - 1) / tile;
@@ -59,7 +59,7 @@ void set_gpu_budgets(const Problem& p, int64_t max_q, int64_t max_k, OpCase& c) 
   b.launches = (tq + tk) * n > 0, b.atomics = 0, b.scratch_bytes = 0;
   b.written_bytes = (tq + 2 * tk) * n * row;
   if (f32 || (p.d == 128 && (max_q > 128 || max_k > 128))) return;  // rows are read once for each tile of the others
-  b.barriers = any * n > 0;
+  b.barriers = any * n == 0 ? 0 : p.d == 128 || longest == 0 ? 1 : (longest + 31) / 32 * 2;
   b.read_bytes =
       b.launches == 0 ? 0 : n * backward + sequences * n * warps * 32 * offsets + kAttentionTailBlocks * warps * 32 * 8;
 }
@@ -266,8 +266,8 @@ OpCase make(Problem problem) {
   }
   if (problem.instances && dtype != DType::kF32) {  // that has one block shape
     c.forward_instances = {"tile16", "tile32", "tile64", "tile128"};
-    c.backward_instances = {"warps1", "warps2", "warps4", "warps8"};
-    if (d < 128) c.backward_instances.push_back("warps16");
+    for (int64_t warps = 1; warps <= (d == 128 ? 8 : 16); warps *= 2)
+      if (d == 128 || warps * 16 >= max_q) c.backward_instances.push_back(fmt::format("warps{}", warps));
   }
   return c;
 }

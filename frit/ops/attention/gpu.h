@@ -13,23 +13,25 @@ int64_t attention_longest(int64_t given, const Tensor& t);
 int64_t attention_short_tile(int64_t sequences, int64_t heads, int64_t max_q);
 // Keys that a block of forward waits for at a time.
 constexpr int64_t kAttentionForwardStage = 64;
-// Warps of one block of backward.
+// Warps of one block of backward: one for each 16 queries and each 16 keys, up to 16 (heads 128 wide: 8).
 int64_t attention_short_backward_warps(int64_t max_q, int64_t max_k, int64_t d);
 // Blocks that write the zeros of the rows past the last sequence.
 constexpr int64_t kAttentionTailBlocks = 16;
 
-// Forward, f16 and bf16. Math: as attention.h has it; scores in registers, softmax online over tiles of 64 keys, about a
-// maximum that gives way only to scores more than 8 (in units of log 2) above it; probabilities are rounded to 16 bits
-// before they meet the values. Cost: 1 launch; a block takes attention_short_tile queries of one sequence and head, and
-// reads its keys and values once, 1 barrier for each kAttentionForwardStage keys: a tile is computed while later ones
-// are under way. Shared memory: those, and one bit a query and key with dropout.
-// Backward: 1 launch; a block takes one sequence and head and reads q, k, v, out, dout and lse once; scores and
-// probabilities are computed once for dq (a warp owns 16 queries) and once transposed for dk and dv (a warp owns 16
-// keys), so that nothing is added up across warps and the bits never change. 1 barrier where the four operands fit into
-// shared memory together, else 2 a tile of queries or keys.
-// f32 takes plain multiply-adds: a warp owns 4 queries (or keys) and streams tiles of 32 of the other side.
-// Queries and keys past max_q and max_k of their sequence do not exist for the kernels; offsets outside of the tensors
-// are taken for the nearest end. Rows past the last sequence: out, dq, dk, dv are 0, lse is -inf.
+// Forward, f16 and bf16. Math: as attention.h has it; scores in registers, softmax online over tiles of 64 keys, about
+// a maximum that gives way only to scores more than 8 (in units of log 2) above it; probabilities are rounded to 16
+// bits before they meet the values. Cost: 1 launch; a block takes attention_short_tile queries of one sequence and
+// head, and reads its keys and values once, 1 barrier for each kAttentionForwardStage keys: a tile is computed while
+// later ones are under way. Shared memory: those, and one bit a query and key with dropout. Backward: 1 launch; a block
+// takes one sequence and head and reads q, k, v, out, dout and lse once. Nothing is added up across warps, so the bits
+// never change. Heads up to 64 wide: a warp owns 16 queries; for 32 keys at a time it computes probabilities and
+// gradients of scores, takes dq from them and leaves them, rounded to 16 bits, in shared memory, where the warps share
+// out dk and dv of these keys. 1 barrier, and 2 for each 32 keys less one. 128 wide: scores and probabilities are
+// computed once for dq (a warp owns 16 queries) and once transposed for dk and dv (a warp owns 16 keys); 1 barrier
+// where the four operands fit into shared memory together, else 2 a tile of queries or keys. f32 takes plain
+// multiply-adds: a warp owns 4 queries (or keys) and streams tiles of 32 of the other side. Queries and keys past max_q
+// and max_k of their sequence do not exist for the kernels; offsets outside of the tensors are taken for the nearest
+// end. Rows past the last sequence: out, dq, dk, dv are 0, lse is -inf.
 void attention_short_forward_gpu(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse);
 void attention_short_backward_gpu(Context& context, const AttentionArgs& args, const Tensor& out, const Tensor& lse,
                                   const Tensor& dout, const Tensor& dq, const Tensor& dk, const Tensor& dv);
