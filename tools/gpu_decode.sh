@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Checks and times decoding on a machine with an NVIDIA GPU, PyTorch's transformers beside it in one run; writes one JSON file and
-# prints one table.
+# Checks and times decoding on a machine with an NVIDIA GPU, PyTorch's transformers and CTranslate2 beside it in one run; writes one
+# JSON file and prints one table.
 # usage: tools/gpu_decode.sh [--model DIR --source FILE --reference FILE] [--programs FOLDER] [--results FOLDER] [--out FILE]
-#                            [--stages LIST] [--only ours|torch] [--beam N] [--beams "LIST"] [--limit STAGE=SECONDS]... [--lines N] [--quick]
+#                            [--stages LIST] [--only ours|peers] [--beam N] [--beams "LIST"] [--limit STAGE=SECONDS]... [--lines N] [--quick]
 #   --model      a trained model directory (Marian layout with source.spm, target.spm, vocab.json), and a test set of it
 #   --programs   use programs built elsewhere instead of building here (docs/building.md)
 #   --results    where parts and logs go (build/gpu_decode). Calls with the same folder on one machine add to one run
@@ -15,8 +15,8 @@
 #   --beam       of halves, text and survivors (4); --beams of agree ("1 2 4 5 8"); --lines (200)
 #   --limit      seconds a stage's programs may take, each (tests 300, agree 120, halves 120, rows 300, text 200, survivors 120, hars 150)
 #   --quick      few rows and sentences: to see that everything runs
-# Needs: a GPU and its driver; python3 with torch, transformers and sentencepiece for the peer (left out, and said so, without). Ends
-# with 1 if a test fails, fp32 differs from the CPU or transformers, or a program breaks.
+# Needs: a GPU and its driver; python3 with torch, transformers and sentencepiece for the peers, and ctranslate2 for that one (each is
+# left out, and said so, without). Ends with 1 if a test fails, fp32 differs from the CPU or transformers, or a program breaks.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/gpu_common.sh
@@ -44,7 +44,7 @@ done
 for stage in ${stages//,/ }; do
   [[ -v limit[$stage] ]] || { echo "gpu_decode: no stage is called $stage" >&2; exit 2; }
 done
-case "$only" in '' | ours | torch) ;; *) echo "gpu_decode: --only ours or torch, not $only" >&2; exit 2 ;; esac
+case "$only" in '' | ours | peers) ;; *) echo "gpu_decode: --only ours or peers, not $only" >&2; exit 2 ;; esac
 if [ -n "$model" ]; then
   for file in "$model/config.json" "$source" "$reference"; do
     [ -s "$file" ] || { echo "gpu_decode: --model needs --source and --reference; '$file' is not there" >&2; exit 2; }
@@ -52,7 +52,7 @@ if [ -n "$model" ]; then
 fi
 device=${FRIT_DECODE_DEVICE:-cuda}  # simulator: tests this script where there is no GPU
 [ "$device" != cuda ] || need_gpu gpu_decode
-[ "$only" = torch ] || need_programs
+[ "$only" = peers ] || need_programs
 frit=$programs/frit
 torch=yes torch_device=cuda
 [ "$device" = cuda ] || torch_device=cpu
@@ -62,18 +62,23 @@ elif ! python3 -c "import torch, transformers, sys; sys.exit('$device' == 'cuda'
   echo "python3 has no torch and transformers that see the GPU: the peer is left out"
   torch=
 fi
+ctranslate2=$torch
+if [ -n "$torch" ] && ! python3 -c "import ctranslate2, sys; sys.exit('$device' == 'cuda' and ctranslate2.get_cuda_device_count() == 0)" 2>/dev/null; then
+  echo "python3 has no ctranslate2 that sees the GPU: that peer is left out"
+  ctranslate2=
+fi
 ours=yes
-[ "$only" != torch ] || ours=
+[ "$only" != peers ] || ours=
 mkdir -p "$results/logs" "$results/text"
 python3 tools/gpu_train_report.py machine --results "$results" --frit "$frit"
 cat "$results/machine.json"
 # All sizes in one place; --quick and the simulator shrink them.
-halves="fp16 bf16" cases=() repeats=3 latency=100 times=16 decode_flags=() torch_rows=()
+halves="fp16 bf16" ct2_type=float16 cases=() repeats=3 latency=100 times=16 decode_flags=() torch_rows=()
 if [ -n "$quick" ]; then
   lines=20 cases=(mt-base-32x32-beam4-b1) latency=10 times=2
 fi
 if [ "$device" = simulator ]; then
-  cases=(mt-tiny-3x4-beam2-b1) repeats=1 decode_flags=(--repeat 1 --warm 0 --products library)
+  cases=(mt-tiny-3x4-beam2-b1) repeats=1 ct2_type=float32 decode_flags=(--repeat 1 --warm 0 --products library)
 fi
 for case in ${cases[@]+"${cases[@]}"}; do decode_flags+=(--case "$case"); done
 torch_rows=(${cases[@]+"${cases[@]}"})
@@ -139,6 +144,8 @@ rows_stage() {
   [ -z "$ours" ] || run rows rows "$frit" bench decode --run.device "$device" --dtype "$dtype" ${decode_flags[@]+"${decode_flags[@]}"}
   [ -z "$torch" ] || run rows torch_rows python3 bench/peers/torch_translate.py ${torch_rows[@]+"${torch_rows[@]}"} --dtype "$dtype" --repeat "$repeats" --device "$torch_device" \
     --seconds "${limit[rows]}" --out "$results/torch_rows.json"
+  [ -z "$ctranslate2" ] || run rows ctranslate2_rows python3 bench/peers/ctranslate2_translate.py --case ${torch_rows[@]+"${torch_rows[@]}"} --compute-type "$ct2_type" --repeat "$repeats" \
+    --device "$torch_device" --seconds "${limit[rows]}" --out "$results/ctranslate2_rows.json"
 }
 text_stage() {
   local dtype=fp16 i
@@ -150,6 +157,11 @@ text_stage() {
   fi
   [ -z "$torch" ] || run text torch_text python3 bench/peers/torch_translate.py --model "$model" --input "$source" --beam "$beam" --dtype "$dtype" \
     --latency-lines "$latency" --batch-tokens 16384 --device "$torch_device" --seconds "${limit[text]}" --out "$results/torch_text.json"
+  [ -n "$ctranslate2" ] || return 0
+  for i in 1 4; do  # workers: replicas that share the weights
+    run text "ctranslate2_text$i" python3 bench/peers/ctranslate2_translate.py "$model" --input "$source" --converted "$results/ct2" --beam "$beam" --compute-type "$ct2_type" \
+      --workers "$i" --threads "$i" --latency-lines "$((i == 1 ? latency : 0))" --batch-tokens $((16384 / i)) --repeat "$repeats" --device "$torch_device"
+  done
 }
 survivors_stage() {
   local dtype=fp16

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Joins what tools/gpu_decode.sh measured: decoding by Frit and by PyTorch's transformers on one GPU, side by side.
+"""Joins what tools/gpu_decode.sh measured: decoding by Frit, by PyTorch's transformers and by CTranslate2 on one GPU, side by side.
 
 gpu_decode_report.py agree --results FOLDER --beam N   counts sentences whose ids differ: GPU against CPU, and against transformers; ends with 1 if any does
 gpu_decode_report.py halves --results FOLDER           what 16 bits change, and whether --products rows gives every batch the same; ends with 1 if not
@@ -89,9 +89,21 @@ def mib(row):
     return round(sum(row.get(k, 0) for k in ("weights_mib", "cache_mib", "state_mib", "arena_mib", "library_mib")), 1)
 
 
+def ctranslate2_text(r):
+    """The fastest number of workers' figures, with one worker's latency."""
+    runs = [found[-1] for path in sorted((r / "logs").glob("ctranslate2_text*.log")) if (found := [o for o in objects(path) if "tokens_per_s" in o])]
+    if not runs:
+        return None
+    best = dict(max(runs, key=lambda run: run["tokens_per_s"]))
+    alone = [run for run in runs if run["latency_lines"]]
+    for key in ("latency_lines", "latency_ms_p50", "latency_ms_p99"):
+        best[key] = alone[0][key] if alone else None
+    return {**best, "output_tokens_per_s": best["tokens_per_s"], "all_tokens_per_s": {run["workers"]: run["tokens_per_s"] for run in runs}}
+
+
 def join(a):
     r = a.results
-    result = {"what": "decoding on a GPU, beside PyTorch's transformers, one run of tools/gpu_decode.sh", "machine": read(r / "machine.json", {})}
+    result = {"what": "decoding on a GPU, beside PyTorch's transformers and CTranslate2, one run of tools/gpu_decode.sh", "machine": read(r / "machine.json", {})}
     if (r / "tests.txt").exists():
         result["tests"] = {name: "passed" if code == "0" else f"exit code {code}" for name, code in map(str.split, (r / "tests.txt").read_text().splitlines())}
     for name in ("agree", "halves"):
@@ -99,18 +111,20 @@ def join(a):
             result[name] = rows
     ours = {row["case"]: row for row in objects(r / "logs" / "rows.log") if "case" in row}
     theirs = {row["case"]: row for row in read(r / "torch_rows.json", [])}
+    ctranslate2 = {row["case"]: row for row in read(r / "ctranslate2_rows.json", [])}
     result["rows"] = []
-    for case in dict.fromkeys([*ours, *theirs]):
-        row = {"case": case, "goal_ms": GOALS.get(case), "frit": ours.get(case), "transformers": theirs.get(case)}
+    for case in dict.fromkeys([*ours, *theirs, *ctranslate2]):
+        row = {"case": case, "goal_ms": GOALS.get(case), "frit": ours.get(case), "transformers": theirs.get(case), "ctranslate2": ctranslate2.get(case)}
         if row["frit"]:
             row["frit"]["mib"] = mib(row["frit"])
-            if row["transformers"] and "ms" in row["transformers"]:
-                row["times"] = round(row["transformers"]["ms"] / row["frit"]["ms"], 2)
+            for peer, times in (("transformers", "times"), ("ctranslate2", "times_ctranslate2")):
+                if row[peer] and "ms" in row[peer]:
+                    row[times] = round(row[peer]["ms"] / row["frit"]["ms"], 2)
         result["rows"].append(row)
     text = objects(r / "logs" / "text.log")
     err = r / "logs" / "disk.err"
     result["text"] = {"frit": text[-1] if text else None, "disk_to_disk": err.read_text().strip().splitlines()[-1:] if err.exists() else None,
-                      "transformers": (read(r / "torch_text.json") or [None])[0]}
+                      "transformers": (read(r / "torch_text.json") or [None])[0], "ctranslate2": ctranslate2_text(r)}
     survivors = objects(r / "logs" / "survivors.log")
     if survivors:
         result["survivors"] = {k: survivors[-1].get(k) for k in ("survivors_mean", "survivors_most", "survivors_rows", "beam", "sentences", "dtype")}
@@ -139,18 +153,19 @@ def table(result):
         out += [f"| {r['dtype']} | {r['sentences']} | {r['differ_from_fp32']} ({100 * r['differ_from_fp32'] / max(1, r['sentences']):.1f} %) | {number(r['bleu'])} | "
                 f"{r.get('rows_differ_between_batches', '')} |" for r in result["halves"]]
     if result.get("rows"):
-        out += ["", "| case | Frit, ms | goal | transformers, ms | times | Frit, MiB | transformers, MiB |", "|---|---|---|---|---|---|---|"]
+        out += ["", "| case | Frit, ms | goal | transformers, ms | times | CTranslate2, ms | times | Frit, MiB | transformers, MiB |", "|---|---|---|---|---|---|---|---|---|"]
         for r in result["rows"]:
-            f, t = r["frit"] or {}, r["transformers"] or {}
+            f, t, c = r["frit"] or {}, r["transformers"] or {}, r.get("ctranslate2") or {}
             out.append(f"| {r['case']} | {number(f.get('ms'))} | {r['goal_ms'] or ''} | {number(t.get('ms')) or t.get('error', '')} | {number(r.get('times'))} | "
+                       f"{number(c.get('ms')) or c.get('error', '')} | {number(r.get('times_ctranslate2'))} | "
                        f"{f.get('mib', '')} | {t.get('peak_mib') or ''} |")
-    f, t = result["text"]["frit"], result["text"]["transformers"]
-    if f or t:
-        f, t = f or {}, t or {}
-        out += ["", "| the test set | Frit | transformers |", "|---|---|---|"]
+    f, t, c = (result["text"].get(who) for who in ("frit", "transformers", "ctranslate2"))
+    if f or t or c:
+        f, t, c = f or {}, t or {}, c or {}
+        out += ["", "| the test set | Frit | transformers | CTranslate2 |", "|---|---|---|---|"]
         for title, key in (("output tokens/s, all at once", "output_tokens_per_s"), ("one by one, p50, ms", "latency_ms_p50"), ("p99, ms", "latency_ms_p99")):
-            out.append(f"| {title} | {number(f.get(key))} | {number(t.get(key))} |")
-        out.append(f"| GPU memory, MiB | {number(f.get('gpu_mib'))} | {number(t.get('peak_mib'))} |")
+            out.append(f"| {title} | {number(f.get(key))} | {number(t.get(key))} | {number(c.get(key))} |")
+        out.append(f"| GPU memory, MiB | {number(f.get('gpu_mib'))} | {number(t.get('peak_mib'))} | |")
         if result["text"].get("disk_to_disk"):
             out.append(f"\nA long file from disk to disk: {result['text']['disk_to_disk'][0]}")
     if result.get("survivors"):

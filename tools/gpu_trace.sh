@@ -1,28 +1,29 @@
 #!/usr/bin/env bash
-# Watches training on a machine with an NVIDIA GPU through libfrit_trace.so: the share of time in which the GPU is busy, and every
-# call of the host in the loop. Writes one JSON file and prints tables. Fails if a call waits for the GPU or allocates.
+# Watches training and decoding on a machine with an NVIDIA GPU through libfrit_trace.so: the share of time in which the GPU is busy,
+# and every call of the host in the loop. Writes one JSON file and prints tables. Fails if a call waits for the GPU or allocates.
 # usage: tools/gpu_trace.sh [--programs FOLDER] [--results FOLDER] [--out FILE] [--stages LIST] [--config FILE.toml] [--case NAME]
 #                           [--skip N] [--steps N] [--precision NAME] [--flags "FLAGS OF frit train AND frit bench step"]
 #   --programs   use programs built elsewhere instead of building here (docs/building.md)
 #   --results    where logs and parts go (build/gpu_trace)
 #   --out        the JSON (bench/results/gpu-trace.json)
-#   --stages     of train,step (both): `frit train` of --config (examples/base-en-de.toml, whose text must be there) without validation
-#                and checkpoints; `frit bench step` of --case (mt-base-128x32) with --precision (bf16-stochastic)
+#   --stages     of train,step,decode (all): `frit train` of --config (examples/base-en-de.toml, whose text must be there) without
+#                validation and checkpoints; `frit bench step` of --case (mt-base-128x32) with --precision (bf16-stochastic);
+#                `frit bench decode`, 8 sentences, beam 4, 200 tokens: the third call, from its first step to its last
 #   --skip       updates before those that count (50)
 #   --steps      updates that count (200)
 # Each stage runs three times: as it is; with every kernel recorded; with each graph recorded as a whole, which disturbs it less but
-# takes gaps inside a graph for work. Needs: a GPU and its driver; libcupti.so.13 (comes with CUDA; tools/carry_libraries.sh).
+# takes gaps inside a graph for work (not decode, whose steps are told apart by a kernel's name). Needs: a GPU and its driver; libcupti.so.13 (comes with CUDA; tools/carry_libraries.sh).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/gpu_common.sh
-programs= results=build/gpu_trace out=bench/results/gpu-trace.json stages=train,step config=examples/base-en-de.toml case=mt-base-128x32
+programs= results=build/gpu_trace out=bench/results/gpu-trace.json stages=train,step,decode config=examples/base-en-de.toml case=mt-base-128x32
 skip=50 steps=200 precision=bf16-stochastic flags=
 while [ $# -gt 0 ]; do
-  take_flag "programs results out stages config case skip steps precision flags" "$@" || { sed -n '2,16s/^# \{0,1\}//p' "$0"; exit 2; }
+  take_flag "programs results out stages config case skip steps precision flags" "$@" || { sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 2; }
   shift 2
 done
 for stage in ${stages//,/ }; do
-  case "$stage" in train | step) ;; *) echo "gpu_trace: no stage is called $stage" >&2; exit 2 ;; esac
+  case "$stage" in train | step | decode) ;; *) echo "gpu_trace: no stage is called $stage" >&2; exit 2 ;; esac
 done
 [[ $skip =~ ^[1-9][0-9]*$ && $steps =~ ^[1-9][0-9]*$ ]] || { echo "gpu_trace: --skip and --steps are at least 1" >&2; exit 2; }
 need_gpu gpu_trace
@@ -40,7 +41,9 @@ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1 | tee
 status=0
 # STAGE HOW: the stage's command.
 command_of() {
-  if [ "$1" = step ]; then
+  if [ "$1" = decode ]; then
+    command=("$frit" bench decode --case mt-base-32x200-beam4-b8 --dtype fp16 --run.device cuda --repeat 3 --warm 1)
+  elif [ "$1" = step ]; then
     command=("$frit" bench step --case "$case" --run.device cuda --training.precision "$precision" --warm 20 --steps $((skip + steps + 10)) $flags)
   else
     command=("$frit" train "$config" --plain --run.device cuda --run.directory "$results/train_$2" --data.valid_source "" --data.valid_target ""
@@ -56,12 +59,15 @@ command_of() {
 }
 for stage in ${stages//,/ }; do
   for how in plain nodes whole; do
+    [ "$stage $how" != "decode whole" ] || continue
     begin=$SECONDS trace=$results/${stage}_$how.json
     rm -f "$trace"
     command_of "$stage" "$how"
     environment=()
     if [ "$how" != plain ]; then
       environment=(CUDA_INJECTION64_PATH="$tracer" FRIT_TRACE="$trace" FRIT_TRACE_GRAPHS="$how" FRIT_TRACE_SKIP="$skip" FRIT_TRACE_STEPS="$steps")
+      # Two calls of 200 steps before, and the first step of the third.
+      [ "$stage" != decode ] || environment+=(FRIT_TRACE_MARKER=search_step_kernel FRIT_TRACE_SKIP=401 FRIT_TRACE_STEPS=199)
     fi
     echo "== $stage, $how: ${environment[*]} ${command[*]}"
     timeout 300 env "${environment[@]}" "${command[@]}" >"$results/${stage}_$how.log" 2>"$results/${stage}_$how.err"

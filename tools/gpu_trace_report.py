@@ -59,6 +59,8 @@ def unwatched_ms(folder, stage, skip, steps):
     try:
         if stage == "step":
             return json.loads((folder / "step_plain.log").read_text().splitlines()[-1])["ms_per_step"]
+        if stage == "decode":
+            return json.loads((folder / "decode_plain.log").read_text().splitlines()[-1])["us_per_step"] / 1e3
         lines = [json.loads(line) for line in (folder / "train_plain/metrics.jsonl").read_text().splitlines()]
         at = {m["step"]: m["time_s"] for m in lines if m["kind"] == "train" and skip <= m["step"] <= skip + steps}
         return 1e3 * (at[max(at)] - at[min(at)]) / (max(at) - min(at))
@@ -82,7 +84,7 @@ def check(a):
 
 def join(a):
     stages, good = {}, True
-    for stage in ("train", "step"):
+    for stage in ("train", "step", "decode"):
         traces = {how: read(a.results / f"{stage}_{how}.json") for how in ("nodes", "whole") if (a.results / f"{stage}_{how}.json").exists()}
         if not traces:
             continue
@@ -108,7 +110,7 @@ def join(a):
         for how in ("nodes", "whole"):
             good &= how not in s or verdict(f"{stage}, {how}", s[how])
     gpu = a.results / "gpu.txt"
-    result = {"what": "GPU work and calls of the host while training, by libfrit_trace.so", "date": datetime.date.today().isoformat(),
+    result = {"what": "GPU work and calls of the host while training and decoding, by libfrit_trace.so", "date": datetime.date.today().isoformat(),
               "gpu": gpu.read_text().strip() if gpu.exists() else "", "command": a.command, "stages": stages}
     a.out.parent.mkdir(parents=True, exist_ok=True)
     temporary = a.out.with_suffix(".tmp")

@@ -22,6 +22,13 @@ CASE = re.compile(r"(mt-base|mt-big|mt-tiny)-([1-9]\d*)x([1-9]\d*)-beam([1-9]\d*
 SIZES = {"mt-base": (512, 8, 2048, 6), "mt-big": (1024, 16, 4096, 6), "mt-tiny": (64, 2, 128, 2)}
 
 
+def marian_config(transformers, name):
+    width, heads, ffn, layers = SIZES[name]
+    return transformers.MarianConfig(vocab_size=32768, d_model=width, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
+                                     decoder_attention_heads=heads, encoder_ffn_dim=ffn, decoder_ffn_dim=ffn, activation_function="relu", pad_token_id=1,
+                                     eos_token_id=2, decoder_start_token_id=1, forced_eos_token_id=None, max_position_embeddings=512)
+
+
 class Bench:
     def __init__(self, a):
         import torch, transformers  # in the worker alone
@@ -63,11 +70,8 @@ class Bench:
         torch, tf = self.torch, self.transformers
         name, source, target, beam, batch = CASE.fullmatch(row["case"]).groups()
         source, target, beam, batch = int(source), int(target), int(beam), int(batch)
-        width, heads, ffn, layers = SIZES[name]
         torch.manual_seed(0)
-        config = tf.MarianConfig(vocab_size=32768, d_model=width, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
-                                 decoder_attention_heads=heads, encoder_ffn_dim=ffn, decoder_ffn_dim=ffn, activation_function="relu", pad_token_id=1,
-                                 eos_token_id=2, decoder_start_token_id=1, forced_eos_token_id=None, max_position_embeddings=512)
+        config = marian_config(tf, name)
         model = tf.MarianMTModel(config).to(self.a.device, self.dtype).eval()
         ids = torch.randint(10, 32000, (batch, source), device=self.a.device)
         mask = torch.ones_like(ids)

@@ -345,9 +345,9 @@ void GpuGenerator::upload(std::span<const GenerateInput> inputs, std::span<const
 
 // ---- The model ----
 
-bool GpuGenerator::by_rows(int64_t rows) const {
-  return how_.products == GeneratorOptions::Products::kRows ||
-         (how_.products == GeneratorOptions::Products::kAuto && rows <= how_.few_rows);
+bool GpuGenerator::by_rows(int64_t rows, const Tensor& w) const {
+  if (how_.products != GeneratorOptions::Products::kAuto) return how_.products == GeneratorOptions::Products::kRows;
+  return rows <= how_.few_rows || (w.dtype() != DType::kF32 && rows * w.numel() <= how_.small_product);
 }
 
 void GpuGenerator::project_to(Stream& stream, const LayerNorm& norm, const Linear& linear_weights,
@@ -355,7 +355,7 @@ void GpuGenerator::project_to(Stream& stream, const LayerNorm& norm, const Linea
   const bool norms = norm.gamma.defined() && !stream.normed.defined();
   const Tensor& x = stream.any();
   if (norms) stream.normed = context_.allocate(x.shape(), x.dtype(), "normed");
-  if (by_rows(x.dim(0))) {
+  if (by_rows(x.dim(0), linear_weights.weight)) {
     LinearRowsArgs args;
     args.x = x, args.w = linear_weights.weight, args.bias = linear_weights.bias, args.activation = activation;
     if (norms) args.gamma = norm.gamma, args.beta = norm.beta, args.normed = stream.normed;
@@ -380,7 +380,7 @@ void GpuGenerator::close(Stream& stream, const Tensor& in, const Linear& w, cons
   const bool pre_norm = model_.config().pre_norm;
   const Tensor& residual = pre_norm || !stream.normed.defined() ? stream.x.tensor() : stream.normed.tensor();
   Buffer y = context_.allocate({in.dim(0), w.weight.dim(0)}, in.dtype(), "closed"), normed;
-  if (by_rows(in.dim(0))) {
+  if (by_rows(in.dim(0), w.weight)) {
     LinearRowsArgs args;
     args.x = in, args.w = w.weight, args.bias = w.bias, args.residual = residual;
     linear_rows(context_, args, y);
@@ -480,8 +480,8 @@ void GpuGenerator::step(const StepKey& key) {
     feed_forward(stream, layer.feed_forward,
                  l + 1 < layers_ ? w.decoder[static_cast<size_t>(l) + 1].attention.norm : w.decoder_norm);
   }
-  const Buffer logits =
-      project(stream, w.decoder_norm, {w.output.weight, by_rows(R) ? rounded_bias_ : w.output.bias}, {}, DType::kF32);
+  const Tensor& logits_bias = by_rows(R, w.output.weight) ? rounded_bias_ : w.output.bias;
+  const Buffer logits = project(stream, w.decoder_norm, {w.output.weight, logits_bias}, {}, DType::kF32);
   stream = {};
   const int64_t count = key.sampling ? 1 : key.count;
   const Buffer values = context_.allocate({R, count}, DType::kF32, "values"),
@@ -692,17 +692,22 @@ std::map<std::string, double> GpuGenerator::time_parts(std::span<const GenerateI
   const auto live = static_cast<int64_t>(inputs.size());
   FRIT_CHECK(position + replays + 1 < call.longest, "[generate] {} steps from {} on are timed, but outputs end at {}",
              replays, position, call.longest);
+  const StepKey key = step_key(call, call.sentences, position + 1);
+  Recorded apart;
+  memory_.begin_recording();
+  step(key);
+  // A part that runs alone reads what the whole step left behind: nothing else may lie there by then.
+  apart.plan = plan_without_sharing(memory_.end_recording());
+  ready(apart, {});
   for (int64_t p = 0; p < position; ++p) queue_step(call, live, p);
   gpu_.synchronize();
-  const StepKey key = step_key(call, call.sentences, position + 1);
-  Recorded& recorded = ready(steps_[key], [&] { step(key); });
   const auto time = [&](std::function<bool(std::string_view)> runs) {
     const auto at = static_cast<int32_t>(position);  // search_step has moved on
     gpu_.upload(state_.position.raw(), &at, sizeof(at));
     gpu_.set_filter(std::move(runs));
     std::vector<double> times = gpu_.time_graph(
         [&] {
-          Replay replay(memory_, recorded.plan);
+          Replay replay(memory_, apart.plan);
           step(key);
           replay.finish();
         },

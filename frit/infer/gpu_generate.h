@@ -133,7 +133,8 @@ class GpuGenerator {
                   const Tensor& y);
   // The end of a sublayer: x = y weight^T + bias + what the stream has for a residual. `next` is the norm behind it.
   void close(Stream& stream, const Tensor& y, const Linear& linear, const LayerNorm& next);
-  bool by_rows(int64_t rows) const;
+  // Whether y = x w^T, w[n, k], of so many rows is linear_rows'.
+  bool by_rows(int64_t rows, const Tensor& w) const;
   void round_bias();
   void feed_forward(Stream& stream, const FeedForward& w, const LayerNorm& next);
 

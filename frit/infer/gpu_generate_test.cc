@@ -389,6 +389,39 @@ TEST(GpuGenerate, SixteenBitsAreNearTheCpu) {
     }
 }
 
+// Small products by linear_rows between larger ones of the library: norms are where the next product needs them.
+TEST(GpuGenerate, SmallProductsAmongLargeOnes) {
+  for (const bool pre_norm : {false, true}) {
+    TransformerConfig c = tiny_config();
+    c.pre_norm = pre_norm;
+    const auto sources = random_sources(6, 14);
+    const auto inputs = inputs_of(sources);
+    GenerateOptions o = tiny_options();
+    o.beam = 2, o.min_new_tokens = o.max_new_tokens;  // all are there to the last step, which is reported
+    const auto products = [&](int64_t small, Lists* lists, Lists* expected) {
+      Pair pair(c, 3, Precision::kF16Stochastic, {.few_rows = 0, .small_product = small});
+      *expected = pair.on_cpu->generate(inputs, o), *lists = pair.on_gpu->generate(inputs, o);
+      return pair.on_gpu->report().products;
+    };
+    Lists expected, small, none, all;
+    // Six sentences of two rows: width 32 x 32 and nothing larger. A decoder layer has three such of its six products.
+    const int64_t of_small = products(12 * 32 * 32, &small, &expected), of_none = products(0, &none, &expected),
+                  of_all = products(int64_t{1} << 30, &all, &expected);
+    EXPECT_EQ(of_all, 0);
+    EXPECT_EQ(of_none, 2 * 6 + 1);
+    EXPECT_EQ(of_small, 2 * 3 + 1);
+    for (const Lists* lists : {&small, &none, &all}) {
+      int same = 0;
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        if (expected[i][0].tokens != (*lists)[i][0].tokens) continue;
+        ++same;
+        EXPECT_NEAR(expected[i][0].score, (*lists)[i][0].score, 0.01);
+      }
+      EXPECT_GE(same, 3);
+    }
+  }
+}
+
 TEST(GpuGenerate, GraphsChangeNoBit) {
   Pair with(tiny_config(), 3, Precision::kF32), without(tiny_config(), 3, Precision::kF32, {.graphs = false});
   GenerateOptions o = tiny_options();

@@ -224,4 +224,14 @@ Plan plan_memory(const std::vector<Lifetime>& lifetimes) {
   return plan;
 }
 
+Plan plan_without_sharing(const std::vector<Lifetime>& lifetimes) {
+  Plan plan = plan_memory(lifetimes);
+  plan.peak = 0, plan.blocks = 0;
+  for (size_t i = 0; i < lifetimes.size(); ++i) {
+    plan.offsets[i] = plan.peak;
+    plan.peak += align_up(lifetimes[i].bytes);
+  }
+  return plan;
+}
+
 }  // namespace frit

@@ -14,4 +14,8 @@ namespace frit {
 // LightSeq2 (arXiv:2110.05722), section on memory; spec in docs/design.md.
 Plan plan_memory(const std::vector<Lifetime>& lifetimes);
 
+// A plan in which nothing shares: every tensor keeps its place, and what was last written to it, for good. For work
+// that runs in parts, each on what the others left.
+Plan plan_without_sharing(const std::vector<Lifetime>& lifetimes);
+
 }  // namespace frit

@@ -107,6 +107,16 @@ TEST(Planner, TheCheckSeesBadPlans) {
   EXPECT_NE(violation(tensors, bad), "");
 }
 
+TEST(Planner, WithoutSharingEveryTensorHasAPlaceOfItsOwn) {
+  const std::vector<Lifetime> tensors = {{"a", 256, 0, 1}, {"b", 300, 1, 2}, {"c", 1, 2, 3}};
+  const Plan plan = plan_without_sharing(tensors);
+  EXPECT_EQ(plan.peak, 256u + 512 + 256);
+  EXPECT_EQ(plan.peak, plan.total);
+  EXPECT_EQ(plan.deaths, (std::vector<int64_t>{1, 2, 3}));
+  EXPECT_EQ(std::set<size_t>(plan.offsets.begin(), plan.offsets.end()).size(), 3u);
+  EXPECT_EQ(violation(tensors, plan), "");
+}
+
 TEST(Planner, OddInputs) {
   EXPECT_EQ(plan_memory({}).peak, 0u);
   const Plan nothing = plan_memory({{"empty", 0, 0, 5}, {"one", 1, 1, 3}, {"empty", 0, 2, 4}});

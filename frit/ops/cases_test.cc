@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iostream>
 #include <map>
 #include <memory>
 #include <set>
@@ -121,16 +122,19 @@ TEST_P(OpCasesGpu, Pass) {
   // Under compute-sanitizer, which is slow, every n-th case.
   const char* stride_text = std::getenv("FRIT_CASE_STRIDE");
   const int stride = stride_text ? std::max(1, std::atoi(stride_text)) : 1;
-  int number = 0;
+  int number = 0, ran = 0;
   for (const OpCase& c : table.cases) {
     if (!c.test || c.where == Where::kCpu || number++ % stride != 0) continue;
     // Rows so far apart take tens of gigabytes: not where several of these programs run at a time.
-    if (stride > 1 && std::any_of(c.inputs.begin(), c.inputs.end(),
-                                  [](const Operand& o) { return o.row_stride > int64_t{1} << 24; }))
+    if (stride > 1 &&
+        std::any_of(c.inputs.begin(), c.inputs.end(), [](const Operand& o) { return o.row_stride > int64_t{1} << 24; }))
       continue;
+    ++ran;
     for (const std::string& failure : check_case(c, *gpu))
       ADD_FAILURE() << table.op << " " << c.name << " " << c.variant << ": " << failure;
   }
+  EXPECT_GT(ran, 0) << table.op;
+  if (stride > 1) std::cout << table.op << ": " << ran << " of " << number << " cases\n";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OpCasesGpu, testing::Range(0, static_cast<int>(op_tables().size())),
