@@ -248,6 +248,7 @@ TEST_F(CommandTest, BadValuesOfFlagsAreTwo) {
   expect_error({"translate", path("run"), "--invalid-utf8", "keep"}, 2, "--invalid-utf8");
   expect_error({"translate", path("run"), "--device", "tpu"}, 2, "--device");
   expect_error({"translate", path("run"), "--dtype", "fp16"}, 2, "--dtype fp16 needs --device cuda");
+  expect_error({"translate", path("run"), "--workers", "2"}, 2, "--workers 2 needs --device cuda");
   expect_error({"bench", "decode", "--case", "mt-huge-32x32-beam4-b1"}, 2, "mt-base-32x32-beam4-b8");
   expect_error({"bench", "translate", path("run"), path("valid.en"), "--limit", "-1"}, 2, "--limit");
   expect_error({"bench", "translate", path("run"), path("valid.en"), "--repeat", "0"}, 2, "--repeat");

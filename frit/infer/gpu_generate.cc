@@ -619,7 +619,11 @@ void GpuGenerator::prepare(std::span<const Batch> batches, const GenerateOptions
   Extent all = calls.front().wanted;
   for (const Call& call : calls) all.include(call.wanted);
   reserve(all);
-  for (const Call& call : calls) plan(call);
+  // Temporaries grow with the tokens of an encoder and with the sentences of a step.
+  plan(*std::max_element(calls.begin(), calls.end(),
+                         [](const Call& a, const Call& b) { return a.encoder < b.encoder; }));
+  plan(*std::max_element(calls.begin(), calls.end(),
+                         [](const Call& a, const Call& b) { return a.sentences < b.sentences; }));
 }
 
 GpuGenerator::Call GpuGenerator::begin(std::span<const GenerateInput> inputs, std::span<const int64_t> longest,

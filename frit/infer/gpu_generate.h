@@ -46,7 +46,7 @@ class GpuGenerator {
   GpuGenerator(Context& context, const Transformer& model, const GeneratorOptions& how);
   ~GpuGenerator();
   void refresh();
-  // Room and plans for calls with each of these batches, as generate() would make them one by one. Arguments as there.
+  // Room for calls with each of these batches, which generate() would make one by one. Arguments as there.
   struct Batch {
     std::span<const GenerateInput> inputs;
     std::vector<int64_t> longest;

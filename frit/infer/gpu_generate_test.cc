@@ -486,7 +486,7 @@ TEST(GpuGenerate, PreparedBatchesGrowNothing) {
 
 // Generators on queues of one GPU share a model and work at the same time: each gets what it gets alone.
 TEST(GpuGenerate, QueuesShareAModel) {
-  Pair pair;
+  Pair pair(tiny_config(), 3, Precision::kF32, kLibrary);
   GenerateOptions o = tiny_options();
   o.beam = 2, o.nbest = 2;
   std::vector<std::vector<std::vector<int32_t>>> sources;
@@ -500,7 +500,7 @@ TEST(GpuGenerate, QueuesShareAModel) {
         : gpu(make_queue(*of.gpu)),
           memory(gpu.get()),
           context(of.pool, memory, gpu.get()),
-          generator(context, of.gpu_model) {}
+          generator(context, of.gpu_model, kLibrary) {}
     std::unique_ptr<Gpu> gpu;
     Memory memory;
     Context context;
