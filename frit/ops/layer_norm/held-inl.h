@@ -53,17 +53,17 @@ FRIT_DEVICE float divided(float sum, float n, float by) {
 }
 
 // What is known of the rows of all operands: each warp's are 256 V columns, whole aligned vectors of 16 bytes; whole
-// aligned vectors; nothing.
-enum class Held { kFull, kWhole, kRagged };
+// aligned vectors; nothing but that gamma and beta begin at a multiple of 16 bytes; nothing.
+enum class Held { kFull, kWhole, kRagged, kAny };
 
 // The kinds give the same bits, by fewer instructions the more is known. A block takes one row, or as many as it has
 // warps where one warp holds a row. Cost: 10 shuffles a warp; 1 barrier if several share a row.
 template <typename T, int V, Held kind, typename Rows>
-FRIT_KERNEL(256, kind == Held::kRagged || Rows::kSummed ? 3 : 4)
+FRIT_KERNEL(256, kind >= Held::kRagged || Rows::kSummed ? 3 : 4)
 layer_norm_forward_held_kernel(HeldRows s, Rows in, Global<const T> gamma, Global<const T> beta, Global<T> y,
                                Global<float> mean, Global<float> rstd) {
   wait_for_previous();
-  constexpr bool ragged = kind == Held::kRagged;
+  constexpr bool ragged = kind >= Held::kRagged;
   static_assert(!(ragged && Rows::kSummed));
   constexpr int N = 8, kColumns = 32 * V * N;
   const bool alone = s.warps == 1;
@@ -172,13 +172,12 @@ layer_norm_forward_held_kernel(HeldRows s, Rows in, Global<const T> gamma, Globa
 
   const Global<const T> gammas = gamma + (first + mine), betas = beta + (first + mine);
   const Global<T> to = y + (row * s.y_stride + first), lane_to = to + mine;
-  const bool aligned = !ragged || (gamma.address() | beta.address()) % 16 == 0;
   FRIT_UNROLL
   for (int k = 0; k < V; ++k) {
     constexpr int kStep = 32 * N;
     if (!inside(k)) continue;
     Vec<T, N> g, b;
-    if (aligned) {
+    if constexpr (kind != Held::kAny) {
       g = load_vec<N, Cache::kReadOnly>(gammas, k * kStep), b = load_vec<N, Cache::kReadOnly>(betas, k * kStep);
     } else {
       FRIT_UNROLL
