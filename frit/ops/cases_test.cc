@@ -125,8 +125,8 @@ TEST_P(OpCasesGpu, Pass) {
   for (const OpCase& c : table.cases) {
     if (!c.test || c.where == Where::kCpu || number++ % stride != 0) continue;
     // Rows so far apart take tens of gigabytes: not where several of these programs run at a time.
-    if (stride > 1 &&
-        std::any_of(c.inputs.begin(), c.inputs.end(), [](const Operand& o) { return o.row_stride > int64_t{1} << 24; }))
+    if (stride > 1 && std::any_of(c.inputs.begin(), c.inputs.end(),
+                                  [](const Operand& o) { return o.row_stride > int64_t{1} << 24; }))
       continue;
     for (const std::string& failure : check_case(c, *gpu))
       ADD_FAILURE() << table.op << " " << c.name << " " << c.variant << ": " << failure;
