@@ -111,8 +111,8 @@ class Ragged {
     });
   }
 
-  // Writes a row, which may be the one that was read; v is lost. All lanes of the warp take part. Cost: every element is
-  // written once; 2.5 shuffles a vector on average and 7 more, none if the row is aligned.
+  // Writes a row, which may be the one that was read; v is lost. All lanes of the warp take part. Cost: every element
+  // is written once; 2.5 shuffles a vector on average and 7 more, none if the row is aligned.
   template <Cache cache>
   FRIT_DEVICE void write(const Global<T>& row, Vec<T, 8> (&v)[V], T rest) const {
     const int to = row_shift(row);
@@ -121,7 +121,8 @@ class Ragged {
       const int slot = (vectors_ - 1) / 32, owner = (vectors_ - 1) % 32;
       detail::with_shift(to, [&](auto shift) {
         constexpr int kFrom = 8 - shift, kFirst = kFrom / 2;  // of the vector before
-        uint32_t before[4] = {};  // lane 0: words of lane 31's vector before; at first of the row's last, which wraps around
+        uint32_t before[4] =
+            {};  // lane 0: words of lane 31's vector before; at first of the row's last, which wraps around
         const auto wrap = [&](int k) {
           FRIT_UNROLL
           for (int w = kFirst; w < 4; ++w) before[w] = shuffle(v[k].pairs[w], owner);

@@ -186,7 +186,8 @@ void add_instances(OpCase& c, int64_t cols, int64_t stride, DType dtype) {
   if (vectors <= 8 * 64) c.forward_instances.push_back("one_sync_2");
   if (vectors <= 8 * 128) c.forward_instances.push_back("one_sync_4");
   const int64_t steps = over(cols / 8, 32);  // `held` shares them out evenly
-  if (whole && n == 8 && steps > 1 && (steps % 4 == 0 || steps % 3 == 0 || steps % 2 == 0)) c.forward_instances.push_back("held");
+  if (whole && n == 8 && steps > 1 && (steps % 4 == 0 || steps % 3 == 0 || steps % 2 == 0))
+    c.forward_instances.push_back("held");
   for (int64_t each : {2, 4, 5})
     if (whole && vectors <= 8 * 32 * each) c.forward_instances.push_back(fmt::format("spans_{}", each));
   if (!c.backward) return;

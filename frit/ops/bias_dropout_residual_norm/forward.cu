@@ -25,8 +25,8 @@ bool bias_dropout_residual_norm_forward_gpu(Context& context, const Tensor& x, c
   const bool whole = whole_vectors(x) && whole_vectors(residual) && whole_vectors(s) && whole_vectors(y);
   const bool shared_whole = whole_vectors(bias) && whole_vectors(gamma) && whole_vectors(beta);
   const bool takes = instance == kHeld ? whole && shared_whole : whole || !ForwardShape::is_spans(instance);
-  FRIT_CHECK(forced.empty() || takes,
-             "[bias_dropout_residual_norm] {} is for rows of whole aligned vectors, x is {}", forced, x.to_string());
+  FRIT_CHECK(forced.empty() || takes, "[bias_dropout_residual_norm] {} is for rows of whole aligned vectors, x is {}",
+             forced, x.to_string());
   if (instance == kLooped || instance >= kTwoSync || !takes) return context.note_used(kOp, "apart"), false;
   context.note_used(kOp, kForwardInstances[instance]);
   if (instance == kHeld) {

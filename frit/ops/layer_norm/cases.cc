@@ -283,7 +283,8 @@ std::vector<OpCase> layer_norm_cases() {
     cases.push_back(make(2, 2560, dtype, {.note = "/instances"}));
     for (size_t i = cases.size() - 5; i < cases.size(); ++i)
       add_instances(cases[i], cases[i].inputs[0].shape[1], dtype);
-    if (dtype != DType::kF32)  // forward's `held`, of a warp and of several, x and y beginning apart or not at all whole
+    if (dtype !=
+        DType::kF32)  // forward's `held`, of a warp and of several, x and y beginning apart or not at all whole
       for (int64_t cols : {505, 766, 1536, 2052, 4097})
         cases.push_back(make_forward(9, cols, dtype, {.stride = cols + cols % 3, .note = "/held"}));
     cases.push_back(make_exact(67, 66, dtype));

@@ -21,9 +21,9 @@ enum ForwardInstance {
   kTwoSync,
   kMoments,
 };
-constexpr const char* kForwardInstances[] = {"one_sync_1", "one_sync_2", "one_sync_4", "one_sync_wide", "looped",
-                                             "spans_2",    "spans_4",    "spans_5",    "held",          "two_sync",
-                                             "moments"};
+constexpr const char* kForwardInstances[] = {"one_sync_1", "one_sync_2", "one_sync_4", "one_sync_wide",
+                                             "looped",     "spans_2",    "spans_4",    "spans_5",
+                                             "held",       "two_sync",   "moments"};
 
 // How a launch shares out rows of one shape and row stride.
 struct ForwardShape {

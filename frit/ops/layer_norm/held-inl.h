@@ -2,8 +2,9 @@
 // taken off is made once. Included by the operators whose rows are given (layer_norm) and whose rows are sums made in
 // the same launch (bias_dropout_residual_norm).
 //
-// Up to 8 warps share a row, 256 V columns each, the last one what is left, which is more than 256 (V - 1). A block's rows are done when it ends: while
-// one waits for memory others compute. The sums' order depends on the width alone, wherever the row lies.
+// Up to 8 warps share a row, 256 V columns each, the last one what is left, which is more than 256 (V - 1). A block's
+// rows are done when it ends: while one waits for memory others compute. The sums' order depends on the width alone,
+// wherever the row lies.
 #pragma once
 #include "frit/ops/bias_dropout_residual/sum-inl.h"
 #include "frit/ops/layer_norm/forward.h"
@@ -22,7 +23,7 @@ constexpr int kHeldRows = 4;
 struct HeldRows {
   int64_t x_stride = 0, y_stride = 0;
   int rows = 0, cols = 0;
-  int warps = 1;  // that share a row
+  int warps = 1;                                         // that share a row
   float eps = 0, by_cols = 0, by_part = 0, by_last = 0;  // by_: 1 / the row's, a warp's, the last warp's columns
 };
 
@@ -33,8 +34,8 @@ struct HeldGiven {
   static constexpr const char* kKernel = "layer_norm_forward_held_kernel";
   Global<const T> x;
 };
-// ... or residual + dropout(x + bias), rounded to T, which is written to `sum` if there is one. sum and the operator's y
-// may be x or residual.
+// ... or residual + dropout(x + bias), rounded to T, which is written to `sum` if there is one. sum and the operator's
+// y may be x or residual.
 template <typename T>
 struct HeldSummed {
   static constexpr bool kSummed = true;
@@ -53,17 +54,17 @@ FRIT_DEVICE float divided(float sum, float n, float by) {
 }
 
 // What is known of the rows of all operands: each warp's are 256 V columns, whole aligned vectors of 16 bytes; whole
-// aligned vectors; nothing.
-enum class Held { kFull, kWhole, kRagged };
+// aligned vectors; nothing but that gamma and beta begin at a multiple of 16 bytes; nothing.
+enum class Held { kFull, kWhole, kRagged, kAny };
 
 // The kinds give the same bits, by fewer instructions the more is known. A block takes one row, or as many as it has
 // warps where one warp holds a row. Cost: 10 shuffles a warp; 1 barrier if several share a row.
 template <typename T, int V, Held kind, typename Rows>
-FRIT_KERNEL(256, kind == Held::kRagged || Rows::kSummed ? 3 : 4)
+FRIT_KERNEL(256, kind >= Held::kRagged || Rows::kSummed ? 3 : 4)
 layer_norm_forward_held_kernel(HeldRows s, Rows in, Global<const T> gamma, Global<const T> beta, Global<T> y,
                                Global<float> mean, Global<float> rstd) {
   wait_for_previous();
-  constexpr bool ragged = kind == Held::kRagged;
+  constexpr bool ragged = kind >= Held::kRagged;
   static_assert(!(ragged && Rows::kSummed));
   constexpr int N = 8, kColumns = 32 * V * N;
   const bool alone = s.warps == 1;
@@ -108,9 +109,9 @@ layer_norm_forward_held_kernel(HeldRows s, Rows in, Global<const T> gamma, Globa
         Vec<float, N> sum;
         FRIT_UNROLL
         for (int i = 0; i < N; ++i)
-          sum[i] = add_dropped(widen(static_cast<T>(v[k][i])) + widen(static_cast<T>(b[i])),
-                               words.kept(k, i, threshold), in.dropout.active, in.dropout.scale,
-                               widen(static_cast<T>(more[k][i])));
+          sum[i] =
+              add_dropped(widen(static_cast<T>(v[k][i])) + widen(static_cast<T>(b[i])), words.kept(k, i, threshold),
+                          in.dropout.active, in.dropout.scale, widen(static_cast<T>(more[k][i])));
         v[k] = from_float<T>(sum);
         if (in.sum) store_vec<N, Cache::kStream>(in.sum + (row * in.sum_stride + first + mine), k * 32 * N, v[k]);
       }
@@ -172,13 +173,12 @@ layer_norm_forward_held_kernel(HeldRows s, Rows in, Global<const T> gamma, Globa
 
   const Global<const T> gammas = gamma + (first + mine), betas = beta + (first + mine);
   const Global<T> to = y + (row * s.y_stride + first), lane_to = to + mine;
-  const bool aligned = !ragged || (gamma.address() | beta.address()) % 16 == 0;
   FRIT_UNROLL
   for (int k = 0; k < V; ++k) {
     constexpr int kStep = 32 * N;
     if (!inside(k)) continue;
     Vec<T, N> g, b;
-    if (aligned) {
+    if constexpr (kind != Held::kAny) {
       g = load_vec<N, Cache::kReadOnly>(gammas, k * kStep), b = load_vec<N, Cache::kReadOnly>(betas, k * kStep);
     } else {
       FRIT_UNROLL
@@ -187,15 +187,15 @@ layer_norm_forward_held_kernel(HeldRows s, Rows in, Global<const T> gamma, Globa
     }
     Vec<float, N> out;
     FRIT_UNROLL
-    for (int i = 0; i < N; ++i)
-      out[i] = normalised(d[k][i], widen(static_cast<T>(g[i])), widen(static_cast<T>(b[i])));
+    for (int i = 0; i < N; ++i) out[i] = normalised(d[k][i], widen(static_cast<T>(g[i])), widen(static_cast<T>(b[i])));
     v[k] = from_float<T>(out);
     if constexpr (!ragged) store_vec<N>(lane_to, k * kStep, v[k]);
   }
   if constexpr (ragged) {
     if (has_rest) {
       const int c = first + layout.rest_column();
-      rest = convert<T>(normalised(d_rest, widen(load<Cache::kReadOnly>(gamma, c)), widen(load<Cache::kReadOnly>(beta, c))));
+      rest = convert<T>(
+          normalised(d_rest, widen(load<Cache::kReadOnly>(gamma, c)), widen(load<Cache::kReadOnly>(beta, c))));
     }
     layout.template write<Cache::kDefault>(to, v, rest);
   }

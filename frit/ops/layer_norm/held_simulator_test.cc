@@ -67,7 +67,9 @@ TEST_F(RowsAnywhere, HeldNormsHaveTheSameBits) {
     for (const int64_t cols : {264, 512, 767, 1025, 1536, 2047}) {
       const Bits x = normal(kRows * cols, dtype), gamma = normal(cols, dtype), beta = normal(cols, dtype);
       const int64_t around = (cols + 7) / 8 * 8 + 16;
-      const auto vector = [&](const Bits& v, int64_t shift) { return put(v, cols, dtype, around, shift).reshape({cols}); };
+      const auto vector = [&](const Bits& v, int64_t shift) {
+        return put(v, cols, dtype, around, shift).reshape({cols});
+      };
       const auto run = [&](int64_t x_stride, int64_t x_shift, int64_t y_stride, int64_t y_shift, int64_t shared) {
         const Tensor g = vector(gamma, shared), b = vector(beta, shared);
         const Tensor from = put(x, cols, dtype, x_stride, x_shift);
@@ -80,7 +82,8 @@ TEST_F(RowsAnywhere, HeldNormsHaveTheSameBits) {
       };
       const Bits want = run(around, 0, around, 0, 0);
       for (int64_t shift = 0; shift < 8; ++shift) {
-        EXPECT_EQ(run(around + shift % 3, shift, around + 5, 7 - shift, 0), want) << cols << " columns, shift " << shift;
+        EXPECT_EQ(run(around + shift % 3, shift, around + 5, 7 - shift, 0), want)
+            << cols << " columns, shift " << shift;
         EXPECT_EQ(run(around + 1, shift, 0, 0, shift % 2 * 3), want) << cols << " columns in place, shift " << shift;
       }
     }

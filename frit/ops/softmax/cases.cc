@@ -60,8 +60,8 @@ void state_gpu_budgets(OpCase& c, const Problem& p) {
                    elements * (size_of(p.forward_only ? p.y_dtype : p.dtype) + (p.stored ? s + 1 : 0)) + p.rows * 4,
                    0,
                    0};
-  const int64_t lanes = any || p.stored ? 32
-                        : vectors <= 16 ? 8
+  const int64_t lanes = any || p.stored            ? 32
+                        : vectors <= 16            ? 8
                         : row_per_warp(p, vectors) ? 32
                         : vectors <= 80            ? 16
                         : block                    ? 256

@@ -1,6 +1,6 @@
-// softmax's kernels for 16-bit rows without lengths or mask, as whole aligned vectors: no vector is cut, so that neither
-// tails nor shifted dropout bits cost instructions. Rows of any width or alignment that a warp each takes (`ragged`) are
-// brought to the place of aligned ones first (frit/simt/ragged.h).
+// softmax's kernels for 16-bit rows without lengths or mask, as whole aligned vectors: no vector is cut, so that
+// neither tails nor shifted dropout bits cost instructions. Rows of any width or alignment that a warp each takes
+// (`ragged`) are brought to the place of aligned ones first (frit/simt/ragged.h).
 //
 // G threads work on a row; vector i of thread t is the row's (i * G + t)-th. All V vectors of a thread are in
 // registers.
@@ -89,8 +89,8 @@ FRIT_DEVICE DropoutWords<2> softmax_words(const SoftmaxWhole& s, const SoftmaxWh
                           {static_cast<uint32_t>(chunk), static_cast<uint32_t>(other)}, at.dropout_head);
 }
 
-// The random word, in its upper half, of the column that a lane of 8 to 14 has of a ragged row's rest: the block lies in
-// words, of its second vector if `second`, of lane `owner`.
+// The random word, in its upper half, of the column that a lane of 8 to 14 has of a ragged row's rest: the block lies
+// in words, of its second vector if `second`, of lane `owner`.
 template <int M>
 FRIT_DEVICE uint32_t softmax_rest_word(const DropoutWords<M>& words, bool second, int owner) {
   uint32_t all[4];
