@@ -52,7 +52,7 @@ FRIT_KERNEL(kActivationThreads, 2)
 bias_activation_dropout_backward_folded_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
                                                Global<const T> bias, DropoutTable dropout, Global<T> dx,
                                                Global<float> partial) {
-  constexpr int N = 8, U = 4;
+  constexpr int N = 8, U = activation == Activation::kGelu ? 2 : 4;  // erf takes registers
   wait_for_previous();
   const ColumnPlace at = column_place(walk, x);
   const FoldedRows rows = folded_rows(walk, at);

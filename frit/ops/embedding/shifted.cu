@@ -114,7 +114,7 @@ FRIT_DEVICE void sum_shifted(const Sums<T, T>& a, const Run& run, int first, con
 }
 // See sums-inl.h.
 template <typename T>
-FRIT_KERNEL(kRowThreads, 4)
+FRIT_KERNEL(kRowThreads, 3)
 embedding_backward_shifted_kernel(Sums<T, T> a) {
   wait_for_previous();
   const int64_t item = block_index() * kRowWarps + warp(), at = item - a.pieces;
