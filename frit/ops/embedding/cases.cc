@@ -219,12 +219,16 @@ std::vector<OpCase> embedding_cases() {
       // within a vector. Few words, so that all of them occur; runs of one token, of some, and long ones.
       for (int64_t width = 1; width <= 40; ++width)
         if (width % 8 != 0)
-          cases.push_back(
-              make({5, 2}, width, 3, dtype,
-                   {.p_drop = width % 3 == 0 ? 0.0f : 0.4f, .gradient = dtype, .places = 5, .note = "/odd"}));
+          cases.push_back(make({5, 2}, width, 3, dtype,
+                               {.learned = width % 5 == 0,
+                                .p_drop = width % 3 == 0 ? 0.0f : 0.4f,
+                                .gradient = dtype,
+                                .places = 5,
+                                .note = "/odd"}));
       for (int64_t width : {1023, 1025, 1100, 2051})
-        cases.push_back(make({5, 2}, width, 3, dtype,
-                             {.p_drop = 0.4f, .gradient = dtype, .places = 5, .instances = true, .note = "/odd"}));
+        cases.push_back(make(
+            {5, 2}, width, 3, dtype,
+            {.learned = false, .p_drop = 0.4f, .gradient = dtype, .places = 5, .instances = true, .note = "/odd"}));
       cases.push_back(make({1}, 8191, 1, dtype, {.gradient = dtype, .places = 1, .note = "/odd"}));
       cases.push_back(make({1}, 8193, 1, dtype, {.positions = false, .gradient = dtype, .note = "/odd"}));
       cases.push_back(make({60}, 131, 3, dtype, {.positions = false, .gradient = dtype, .note = "/long_runs"}));
