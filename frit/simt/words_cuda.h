@@ -115,6 +115,10 @@ FRIT_DEVICE void store_as(To* p, const From& value) {
   const P plain = *reinterpret_cast<const P*>(&value);
   if constexpr (cache == Cache::kStream)
     __stcs(reinterpret_cast<P*>(p), plain);
+  else if constexpr (sizeof(P) == 16)  // nvcc may make four stores of an assignment
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(plain.x), "r"(plain.y), "r"(plain.z),
+                 "r"(plain.w)
+                 : "memory");
   else
     *reinterpret_cast<P*>(p) = plain;
 }
