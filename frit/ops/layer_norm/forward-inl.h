@@ -567,10 +567,12 @@ void launch_forward(Context& context, int i, const ForwardShape& shape, const Ro
     launch(context, name, kernel, grid, in, global<const T>(gamma), global<const T>(beta), eps, global<T>(y),
            y.row_stride(), global<float>(mean), global<float>(rstd), rows, cols, warps);
   };
-  if (whole && i == kOneSync2)
-    return start(Rows::kRowsKernel, layer_norm_forward_rows_kernel<T, 2, Form::kOneSync, Rows, 8, true>);
-  if (whole && i == kOneSync4)
-    return start(Rows::kRowsKernel, layer_norm_forward_rows_kernel<T, 4, Form::kOneSync, Rows, 8, true>);
+  if constexpr (sizeof(T) == 4) {  // 16-bit rows of whole vectors are `held`'s
+    if (whole && i == kOneSync2)
+      return start(Rows::kRowsKernel, layer_norm_forward_rows_kernel<T, 2, Form::kOneSync, Rows, 8, true>);
+    if (whole && i == kOneSync4)
+      return start(Rows::kRowsKernel, layer_norm_forward_rows_kernel<T, 4, Form::kOneSync, Rows, 8, true>);
+  }
   if (i == kOneSync1) return start(Rows::kRowsKernel, layer_norm_forward_rows_kernel<T, 1, Form::kOneSync, Rows>);
   if (i == kOneSync2) return start(Rows::kRowsKernel, layer_norm_forward_rows_kernel<T, 2, Form::kOneSync, Rows>);
   if (i == kOneSync4) return start(Rows::kRowsKernel, layer_norm_forward_rows_kernel<T, 4, Form::kOneSync, Rows>);
