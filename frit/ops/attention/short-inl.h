@@ -231,6 +231,7 @@ FRIT_DEVICE void store_rows(const Global<T>& to, int64_t stride, int rows, const
   struct Words {
     uint32_t v[4];
   };
+  const bool whole = whole_vectors(to, stride);
   FRIT_UNROLL
   for (int h = 0; h < 2; ++h) {
     const int row = lane() / 4 + 8 * h;
@@ -241,7 +242,12 @@ FRIT_DEVICE void store_rows(const Global<T>& to, int64_t stride, int rows, const
       for (int j = 0; j < 4; ++j)
         w.v[j] = pack2(T(), x[4 * group + j][2 * h] * factor[h], x[4 * group + j][2 * h + 1] * factor[h]);
       transpose_quad(w.v);
-      if (row < rows) store_span<8>(to + row * stride, group * 32 + lane() % 4 * 8, D, std::bit_cast<Vec<T, 8>>(w));
+      const int column = group * 32 + lane() % 4 * 8;
+      if (row >= rows) continue;
+      if (whole)
+        store_vec<8>(to, row * stride + column, std::bit_cast<Vec<T, 8>>(w));
+      else
+        store_span<8>(to + row * stride, column, D, std::bit_cast<Vec<T, 8>>(w));
     }
   }
 }
