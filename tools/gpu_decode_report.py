@@ -173,7 +173,7 @@ def table(result):
         out.append(f"\nHARS keeps {number(s['survivors_mean'])} logits a row on the mean, {number(s['survivors_most'], '{:.0f}')} at most, of {s['survivors_rows']} rows (beam {s['beam']}).")
     if result.get("hars"):
         out += ["", "| selection | us |", "|---|---|"]
-        out += [f"| Frit {r['case']} | {number(r.get('us'))} |" for r in result["hars"]["frit"] or [] if "us" in r]
+        out += [f"| Frit {r['case']} | {number(r.get('us'))} |" for r in (result["hars"]["frit"] or {}).get("rows", []) if "us" in r and not r["forced"]]
         out += [f"| PyTorch {r['shape']}, {r['how']} | {number(r.get('us_median')) or r.get('error', '')} |" for r in result["hars"]["torch"] or []]
     return "\n".join(out)
 
