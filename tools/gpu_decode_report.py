@@ -9,7 +9,7 @@ gpu_decode_report.py --table FILE.json                 prints Markdown tables fo
 Times of fixed lengths are medians of whole calls, in ms. Memory of Frit: weights, keys and values, state, temporaries and what the GPU's libraries hold; of
 PyTorch: what its allocator had allocated at most.
 """
-import argparse, json, os, pathlib, sys
+import argparse, json, os, pathlib, re, sys
 
 GOALS = {"mt-base-32x32-beam4-b1": 8, "mt-base-32x32-beam4-b8": 8.5, "mt-base-32x32-beam4-b32": 10, "mt-base-32x32-beam4-b128": 16, "mt-big-32x32-beam4-b1": 11,
          "mt-big-32x32-beam4-b32": 17}
@@ -103,7 +103,9 @@ def ctranslate2_text(r):
 
 def join(a):
     r = a.results
-    result = {"what": "decoding on a GPU, beside PyTorch's transformers and CTranslate2, one run of tools/gpu_decode.sh", "machine": read(r / "machine.json", {})}
+    result = {"what": "decoding on a GPU, beside PyTorch's transformers and CTranslate2, one run of tools/gpu_decode.sh", "command": "tools/gpu_decode.sh",
+              "system": read(r / "machine.json", {})}
+    result["date"], result["machine"] = result["system"].get("date", ""), result["system"].get("gpu", "")
     if (r / "tests.txt").exists():
         result["tests"] = {name: "passed" if code == "0" else f"exit code {code}" for name, code in map(str.split, (r / "tests.txt").read_text().splitlines())}
     for name in ("agree", "halves"):
@@ -131,8 +133,35 @@ def join(a):
     hars, torch_hars = read(r / "hars.json"), read(r / "torch_hars.json")
     if hars or torch_hars:
         result["hars"] = {"frit": hars, "torch": torch_hars}
+    result["table"] = readme_rows(result)
     write(a.out, result)
     print(table(result))
+
+
+def readme_rows(result):
+    """What README.md and docs/benchmarks.md show (tools/readme_numbers.py): the rows with a goal and the text, beside the faster of the peers."""
+    rows = []
+    for r in result["rows"]:
+        f, peers = r["frit"], [(r[name]["ms"], name) for name in ("transformers", "ctranslate2") if r.get(name) and "ms" in r[name]]
+        if not f or not r["goal_ms"]:
+            continue
+        model, lengths, beam, batch = re.fullmatch(r"(\S+)-(\d+x\d+)-beam(\d+)-b(\d+)", r["case"]).groups()
+        row = {"order": 40 + len(rows), "what": f"translation on a GPU, {f['dtype']}, {model}, beam {beam}, {batch} sentence{'s' if batch != '1' else ''}, {lengths.replace('x', ' -> ')}",
+               "unit": "ms", "better": "lower", "frit": round(f["ms"], 2), "goal": f"{r['goal_ms']} ms", "readme": True}
+        if peers:
+            ms, name = min(peers)
+            row |= {"peer": ms, "peer_name": {"transformers": "transformers", "ctranslate2": "CTranslate2"}[name]}
+        rows.append(row)
+    f = result["text"].get("frit")
+    for title, key, unit, better in (("translation of a test set on a GPU, 3+3 layers, beam 4", "output_tokens_per_s", "output tokens/s", "higher"),
+                                     ("one sentence on a GPU, 3+3 layers, beam 4, median", "latency_ms_p50", "ms", "lower")):
+        peers = [(peer[key], name) for who, name in (("transformers", "transformers"), ("ctranslate2", "CTranslate2")) if (peer := result["text"].get(who)) and peer.get(key)]
+        if f and f.get(key):
+            row = {"order": 40 + len(rows), "what": title, "unit": unit, "better": better, "frit": round(f[key], 2), "readme": True}
+            if peers:
+                row["peer"], row["peer_name"] = (max if better == "higher" else min)(peers)
+            rows.append(row)
+    return rows
 
 
 def number(value, form="{:.2f}"):
