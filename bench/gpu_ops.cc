@@ -271,6 +271,7 @@ class Bench {
       names.insert(names.end(), instances.begin(), instances.end());
       double best = 0, chosen = 0;
       std::string best_name, chosen_name;
+      const Times copy = time_copy(gpu_, budget.bytes, options_.replays);
       for (const std::string& name : names) {
         context.force(op, name);
         const auto call = [&] { backward ? run.backward() : run.forward(); };
@@ -289,7 +290,6 @@ class Bench {
                                     },
                                     options_.replays),
                                 calls);
-        const Times copy = time_copy(gpu_, budget.bytes, options_.replays);
         const std::string used(context.used(op));
         if (name.empty()) chosen = t.median, chosen_name = used;
         if (!name.empty() && (best_name.empty() || t.median < best)) best = t.median, best_name = name;

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Peer: PyTorch's time for every operator of Frit's GPU operator table, on one NVIDIA GPU.
 
-usage: torch_ops.py [--out FILE.json] [--rows REGEX] [--budget-seconds 240] [--device cuda|cpu] [--small] [--list] [--no-compile]
---rows selects among the lines that --list prints. --device cpu --small runs the same rows at tiny shapes without a GPU, to test this script.
+usage: torch_ops.py [--out FILE.json] [--rows REGEX] [--budget-seconds 240] [--device cuda|cpu] [--small] [--list] [--no-compile | --compile-only]
+--rows selects among the lines that --list prints. --compile-only times nothing: it compiles the rows of torch.compile in several processes at once, so that a
+later run finds them in inductor's cache (TORCHINDUCTOR_CACHE_DIR). --device cpu --small runs the same rows at tiny shapes without a GPU, to test this script.
 
 Each row is timed eagerly and, the table's own rows, by torch.compile (default mode, dynamic=False, fullgraph=True), and each of these in two ways:
   events  as users see it: event pairs around a few back-to-back calls, host and all
@@ -540,11 +541,53 @@ def run_job(device, job, records, peer):
     return True
 
 
+def allow_retained_graphs():
+    if hasattr(torch._functorch.config, "donated_buffer"):
+        torch._functorch.config.donated_buffer = False  # compiled backward would refuse retain_graph
+
+
+def compile_rows(args):
+    """A process of compile_only."""
+    device = Device(args.device, args.small)
+    allow_retained_graphs()
+    for job in selected(args, device):
+        begin, error = time.time(), ""
+        try:
+            with device.stream():
+                for step in job.run(device, job.variant):
+                    (step.graph_call or step.call)(0)
+                    device.sync()
+        except Exception as e:
+            error = message_of(e)
+        print(f"{job.label():90} {time.time() - begin:5.1f} s {error}", flush=True)
+        if error and not device.usable():
+            return 1
+        device.release()
+    return 0
+
+
+def compile_only(args):
+    labels = [j.label() for j in selected(args, Device(args.device, args.small)) if j.variant == "compiled"]
+    count = min(len(labels), 7, max(1, (os.cpu_count() or 1) // 2))
+    command = [sys.executable, os.path.abspath(__file__), "--compile-worker", "--device", args.device] + ["--small"] * args.small
+    workers = [subprocess.Popen(command + ["--rows", "^(?:" + "|".join(map(re.escape, labels[i::count])) + ")$"], start_new_session=True) for i in range(count)]
+    deadline, codes = time.time() + args.budget_seconds, []
+    for worker in workers:
+        try:
+            codes.append(worker.wait(timeout=max(0.1, deadline - time.time())))
+        except subprocess.TimeoutExpired:
+            codes.append(None)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+    print(f"{len(labels)} rows, {count} processes" + (f", {codes.count(None)} cut off after {args.budget_seconds:g} s" if None in codes else ""))
+    return int(any(c != 0 for c in codes))
+
+
 def work(args, store):
     device = Device(args.device, args.small)
     peer = dict(peer=f"torch {torch.__version__}", device=torch.cuda.get_device_name() if device.cuda else "cpu")
-    if hasattr(torch._functorch.config, "donated_buffer"):
-        torch._functorch.config.donated_buffer = False  # compiled backward would refuse retain_graph
+    allow_retained_graphs()
     jobs = selected(args, device)
     if not device.cuda:
         torch.set_num_threads(1)
@@ -661,7 +704,9 @@ def main():
     p.add_argument("--small", action="store_true")
     p.add_argument("--no-compile", action="store_true")
     p.add_argument("--list", action="store_true")
+    p.add_argument("--compile-only", action="store_true")
     p.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    p.add_argument("--compile-worker", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--deadline", type=float, help=argparse.SUPPRESS)
     args = p.parse_args()
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(16, os.cpu_count() or 1)))  # before torch is imported
@@ -673,13 +718,17 @@ def main():
         for job in selected(args, Device(args.device, args.small)):
             print(job.label())
         return 0
-    if args.worker:
+    if args.worker or args.compile_worker:
         import torch._dynamo, torch._functorch.config
+        if args.compile_worker:
+            return compile_rows(args)
         work(args, Store(args.out).load())
         return 0
     if args.device == "cuda" and not torch.cuda.is_available():
         print("torch_ops.py: PyTorch finds no GPU; --device cpu --small tests this script", file=sys.stderr)
         return 2
+    if args.compile_only:
+        return compile_only(args)
     store = Store(args.out)
     store.state.unlink(missing_ok=True)
     return supervise(args, store)

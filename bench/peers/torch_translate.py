@@ -17,7 +17,7 @@ import argparse, pathlib, re, statistics, sys, time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import rows
 
-CASES = [f"mt-base-32x32-beam{k}-b{b}" for k in (4, 1) for b in (1, 8, 32, 128)] + [f"mt-big-32x32-beam{k}-b{b}" for k in (4, 1) for b in (1, 32)]
+CASES = [f"{model}-32x32-beam{k}-b{b}" for k in (4, 1) for model, batches in (("mt-base", (1, 8, 32, 128)), ("mt-big", (1, 32))) for b in batches]
 CASE = re.compile(r"(mt-base|mt-big|mt-tiny)-([1-9]\d*)x([1-9]\d*)-beam([1-9]\d*)-b([1-9]\d*)")
 SIZES = {"mt-base": (512, 8, 2048, 6), "mt-big": (1024, 16, 4096, 6), "mt-tiny": (64, 2, 128, 2)}
 
