@@ -180,12 +180,12 @@ TEST_F(GpuWorkers, ShareALargeBatch) {
   EXPECT_GT(alone.default_options().batch_tokens, two.default_options().batch_tokens);
 }
 
-TEST_F(GpuWorkers, ErrorsComeInTheOrderOfTheLines) {
-  Translator other(model_directory(), pool, place(3));
+// What lies in windows before an error is handed on, whoever it comes from; nothing hangs. bad: lines that cannot be
+// read.
+void check_errors(Translator& translator, TranslateOptions options, const std::vector<size_t>& bad_lines) {
   const auto lines = made_up_lines(false, 30, 3);
-  options.generate.beam = 1, options.generate.max_new_tokens = 1;
   options.window_lines = 4, options.batch_tokens = 20;
-  for (const size_t bad : {3u, 13u}) {
+  for (const size_t bad : bad_lines) {
     SCOPED_TRACE(bad);
     size_t at = 0;
     std::vector<int64_t> seen;
@@ -195,7 +195,7 @@ TEST_F(GpuWorkers, ErrorsComeInTheOrderOfTheLines) {
     };
     const auto result = [&](int64_t line, const std::vector<Translation>&) { seen.push_back(line); };
     try {
-      other.translate(next, result, options);
+      translator.translate(next, result, options);
       ADD_FAILURE() << "no error";
     } catch (const std::runtime_error& e) {
       EXPECT_STREQ(e.what(), "no more of this");
@@ -203,16 +203,24 @@ TEST_F(GpuWorkers, ErrorsComeInTheOrderOfTheLines) {
     ASSERT_EQ(seen.size(), bad / 4 * 4);
     for (size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], static_cast<int64_t>(i));
   }
+  // The one who takes the results stops.
   size_t at = 0, taken = 0;
   EXPECT_THROW(
-      other.translate([&]() -> std::optional<std::string> { return lines[at++ % lines.size()]; },  // has no end
-                      [&](int64_t, const std::vector<Translation>&) {
-                        if (++taken == 9) throw std::logic_error("enough");
-                      },
-                      options),
+      translator.translate([&]() -> std::optional<std::string> { return lines[at++ % lines.size()]; },  // has no end
+                           [&](int64_t, const std::vector<Translation>&) {
+                             if (++taken == 9) throw std::logic_error("enough");
+                           },
+                           options),
       std::logic_error);
   EXPECT_EQ(taken, 9u);
+}
+
+TEST_F(GpuWorkers, ErrorsComeInTheOrderOfTheLines) {
+  Translator other(model_directory(), pool, place(3));
+  options.generate.beam = 1, options.generate.max_new_tokens = 1;
+  check_errors(other, options, {3, 13});
   // Every batch fails: the first one's error is told, and nothing is handed on.
+  const auto lines = made_up_lines(false, 30, 3);
   TranslateOptions impossible = options;
   impossible.prefix = "das alter Haus", impossible.generate.max_length = 2, impossible.generate.max_new_tokens = 0;
   EXPECT_THROW(other.translate(lines, impossible), std::invalid_argument);
@@ -260,39 +268,10 @@ TEST_F(Translating, StreamKeepsOrderWhateverTheBatches) {
   EXPECT_TRUE(notices.empty());
 }
 
-// What lies in windows before an error is handed on, whoever it comes from; nothing hangs.
 TEST_F(Translating, ErrorsComeInTheOrderOfTheLines) {
-  const auto lines = made_up_lines(false, 30, 3);
-  options.window_lines = 4, options.batch_tokens = 20;
-  for (const size_t bad : {0u, 3u, 13u, 29u}) {
-    SCOPED_TRACE(bad);
-    size_t at = 0;
-    std::vector<int64_t> seen;
-    const auto next = [&]() -> std::optional<std::string> {
-      if (at == bad) throw std::runtime_error("no more of this");
-      return lines[at++];
-    };
-    const auto result = [&](int64_t line, const std::vector<Translation>&) { seen.push_back(line); };
-    try {
-      translator.translate(next, result, options);
-      ADD_FAILURE() << "no error";
-    } catch (const std::runtime_error& e) {
-      EXPECT_STREQ(e.what(), "no more of this");
-    }
-    ASSERT_EQ(seen.size(), bad / 4 * 4);
-    for (size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], static_cast<int64_t>(i));
-  }
-  // The one who takes the results stops.
-  size_t at = 0, taken = 0;
-  EXPECT_THROW(
-      translator.translate([&]() -> std::optional<std::string> { return lines[at++ % lines.size()]; },  // has no end
-                           [&](int64_t, const std::vector<Translation>&) {
-                             if (++taken == 9) throw std::logic_error("enough");
-                           },
-                           options),
-      std::logic_error);
-  EXPECT_EQ(taken, 9u);
-  EXPECT_EQ(translator.translate(lines[0], options), translator.translate(lines[0], options));  // still works
+  check_errors(translator, options, {0, 3, 13, 29});
+  const std::string line = made_up_lines(false, 30, 3)[0];
+  EXPECT_EQ(translator.translate(line, options), translator.translate(line, options));  // still works
 }
 
 // Reading is never more than a few windows ahead of what is handed on.
