@@ -48,6 +48,17 @@ TEST_F(TuningCacheTest, ARunKeepsItsOwnAndANewOneBeginsWithTheCommonFile) {
   EXPECT_EQ(said_, "");
 }
 
+TEST_F(TuningCacheTest, AFileOfOnesOwnIsNotAnotherGpus) {
+  const std::string path = folder_.path() / "mine.json";
+  EXPECT_EQ(Tuning::load(path, "some GPU", true).size(), 0u);  // not there yet
+  Tuning tuning;
+  tuning.set("product", "x", "1");
+  tuning.save(path, "some GPU");
+  EXPECT_EQ(Tuning::load(path, "some GPU", true).size(), 1u);
+  EXPECT_EQ(Tuning::load(path, "another GPU").size(), 0u);
+  EXPECT_THROW(Tuning::load(path, "another GPU", true), Error);
+}
+
 TEST_F(TuningCacheTest, NothingNewLeavesTheCommonFileAlone) {
   TuningCache a = open("a");
   a.tuning().set("product", "x", "1");

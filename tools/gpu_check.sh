@@ -31,14 +31,15 @@ while [ $# -gt 0 ]; do
   case "$1" in
     --limit)
       name=${2%%=*} seconds=${2#*=}
-      [ -n "${limit[$name]-}" ] && [ "$seconds" -gt 0 ] 2>/dev/null || usage
+      [ -n "${limit[$name]-}" ] && [[ $seconds =~ ^[1-9][0-9]*$ ]] || { echo "gpu_check: --limit $2 is not STAGE=SECONDS" >&2; exit 2; }
       limit[$name]=$seconds
       ;;
     *) usage ;;
   esac
   shift 2
 done
-for stage in ${stages//,/ }; do [ -n "${limit[$stage]-}" ] || usage; done
+for stage in ${stages//,/ }; do [ -n "${limit[$stage]-}" ] || { echo "gpu_check: no stage is called $stage" >&2; exit 2; }; done
+[[ $scale =~ ^[1-9][0-9]*$ ]] || { echo "gpu_check: --scale $scale is no number from 1 on" >&2; exit 2; }
 runs() { case ",$stages," in *",$1,"*) return 0 ;; *) return 1 ;; esac; }
 mkdir -p "$results"
 need_gpu gpu_check
@@ -97,6 +98,7 @@ cases() {
 # Every 8th case (races in attention and sample_step: every 40th), without those of rows far apart (frit/ops/cases_test.cc). The tool's own words count, too: it must have looked.
 sanitize() {
   local log clean=0
+  rm -f "$results/$1"_*.log  # of an earlier run
   FRIT_CASE_STRIDE=8 run_operators "$1" 6 compute-sanitizer --tool "$1" --error-exitcode 9
   grep -h -E '^[a-z_]+: [0-9]+ of [0-9]+ cases' "$results/$1"_*.log | tr '\n' ';'
   echo

@@ -41,6 +41,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
+[[ $lines =~ ^[1-9][0-9]*$ ]] || { echo "gpu_decode: --lines $lines is no number from 1 on" >&2; exit 2; }
 for stage in ${stages//,/ }; do
   [[ -v limit[$stage] ]] || { echo "gpu_decode: no stage is called $stage" >&2; exit 2; }
 done
@@ -49,6 +50,7 @@ if [ -n "$model" ]; then
   for file in "$model/config.json" "$source" "$reference"; do
     [ -s "$file" ] || { echo "gpu_decode: --model needs --source and --reference; '$file' is not there" >&2; exit 2; }
   done
+  [ "$(wc -l <"$source")" = "$(wc -l <"$reference")" ] || { echo "gpu_decode: $source and $reference have not the same number of lines" >&2; exit 2; }
 fi
 device=${FRIT_DECODE_DEVICE:-cuda}  # simulator: tests this script where there is no GPU
 [ "$device" != cuda ] || need_gpu gpu_decode
@@ -75,7 +77,7 @@ cat "$results/machine.json"
 # All sizes in one place; --quick and the simulator shrink them.
 halves="fp16 bf16" ct2_type=float16 cases=() repeats=3 latency=100 times=16 decode_flags=() torch_rows=()
 if [ -n "$quick" ]; then
-  lines=20 cases=(mt-base-32x32-beam4-b1) latency=10 times=2
+  lines=$((lines < 20 ? lines : 20)) cases=(mt-base-32x32-beam4-b1) latency=10 times=2
 fi
 if [ "$device" = simulator ]; then
   cases=(mt-tiny-3x4-beam2-b1) repeats=1 ct2_type=float32 decode_flags=(--repeat 1 --warm 0 --products library)

@@ -61,6 +61,8 @@ def agree(a):
     row = {"beam": a.beam}
     if gpu is None:
         sys.exit(f"beam {a.beam}: the GPU's translations are not there")
+    if not gpu:
+        sys.exit(f"beam {a.beam}: no sentence was translated")
     row["sentences"] = len(gpu)
     for name, other in (("cpu", cpu), ("transformers", torch)):
         if other is not None:

@@ -70,7 +70,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 [[ $row_limit =~ ^[0-9]+$ ]] || { echo "gpu_train: --row-limit $row_limit is not a number of seconds" >&2; exit 2; }
-[[ $deadline =~ ^[0-9]*$ ]] || { echo "gpu_train: --deadline $deadline is not a number of seconds" >&2; exit 2; }
+[[ $deadline =~ ^([1-9][0-9]*)?$ ]] || { echo "gpu_train: --deadline $deadline is not a number of seconds" >&2; exit 2; }
 cases_given=${cases:+,$cases,} sweep_sizes=$sweep torch_given=$torch
 if [ "$stages" = ours ]; then stages=fixed,real,memory,sweep,first,breakdown only=ours; fi
 for stage in ${stages//,/ }; do
@@ -209,11 +209,13 @@ compile_stage() {
   if [[ ,$stages, == *,real,* && ,${variants[real]}, == *,compile,* ]]; then
     theirs compile_real bench/peers/torch_train_real.py "$lengths_file.json" --models "${models// /,}" --variants compile --compile-only $([ "$device" = cuda ] || echo --device cpu) &
   fi
-  wait
+  local job
+  for job in $(jobs -p); do wait "$job" || status=1; done
 }
 # A few steps of the fixed cases, and of real lengths, with what timing found.
 first_stage() {
   local model n budget
+  compgen -G "$results/tuning/*.json" >/dev/null || { echo "first: nothing was timed before (fixed, real): left out"; return; }
   for model in $models; do
     for n in $fixed; do
       lengths "${n}x32" --fixed "${n}x32" --batches 4
@@ -262,7 +264,7 @@ for stage in ${stages//,/ }; do
     trace) [ "$only" = torch ] || trace_stage ;;
   esac
   join
-  [ -z "$after" ] || eval "$after"
+  [ -z "$after" ] || eval "$after" || { echo "gpu_train: --after ended with $?"; status=1; }
 done
 echo "== tables (after $SECONDS s)"
 [ ! -s "$results/tables.md" ] || cat "$results/tables.md"

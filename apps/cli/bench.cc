@@ -145,6 +145,7 @@ int bench_step(const StepBench& o, const Overrides& overrides) {
         fmt::format("--case {} says what a batch is, and so does --lengths: give mt-base or mt-big", o.model_case));
   if (!o.lengths.empty()) {
     batches = parse_batch_lengths(read_file(o.lengths));
+    if (batches.empty()) fail("{} has no batches", o.lengths);
     // What a batch may hold, as training would have been told.
     int64_t most = 16;
     for (const auto& batch : batches) {

@@ -53,7 +53,7 @@ int translate(const Options& o) {
   ThreadPool pool(o.generate.threads);
   Translator translator(model_directory(o.model), pool, o.generate.place());
   translator.on_notice = notice;
-  const TranslateOptions options = o.generate.apply(translator);
+  TranslateOptions options = o.generate.apply(translator);
   const bool list = o.scores || o.generate.nbest.has_value();
   const bool interactive = source.is_terminal();
   if (interactive) std::cerr << "Type a sentence and press Enter; Ctrl-D ends.\n";
@@ -76,7 +76,6 @@ int translate(const Options& o) {
   for (bool end = false; !end;) {
     // One call takes the lines up to the next pause: full batches from a file, no waiting on a pipe.
     bool first = true;
-    const int64_t base = lines;
     const auto next = [&]() -> std::optional<std::string> {
       if (!first && (interactive || !source.ready(kPauseMs))) return std::nullopt;
       first = false;
@@ -88,10 +87,12 @@ int translate(const Options& o) {
       ++lines;
       return line;
     };
+    options.first_line = lines;
     translator.translate(
         next,
         [&](int64_t line, const std::vector<Translation>& translations) {
-          print(base + line, translations, list, o.ids);
+          print(line, translations, list, o.ids);
+          if (!std::cout) fail("cannot write to standard output");
           for (const Translation& t : translations) tokens += static_cast<int64_t>(t.tokens.size());
           // Nothing reads on once the other end is gone; SIGPIPE has told us then.
           if (interactive) std::cout.flush();

@@ -5,7 +5,7 @@ usage: ctranslate2_translate.py DIR (--input FILE | --ids FILE.json) [--converte
        [--device cpu|cuda] [--compute-type float32|float16|bfloat16] [--threads 2] [--workers 1] [--out OUT.json] [--text OUT.txt] [--repeat 3]
        ctranslate2_translate.py --case [MODEL-SOURCExTARGET-beamK-bN ...] [--device cuda] [--compute-type float16] [--repeat 3] [--seconds 60] [--out FILE.json]
 
-DIR is a Marian model directory. It is converted once with CTranslate2's own converter (needs transformers) into CT2DIR (default DIR/ct2) and reused. That
+DIR is a Marian model directory. It is converted with CTranslate2's own converter (needs transformers) into CT2DIR (default DIR/ct2), which is used again for the same weights. That
 converter drops the last row of the vocabulary, taking it for a pad whose embedding is zero; where that is not so the decoder would start from another vector
 than the model's, so then the pad is kept, starts the decoder and is never generated ("converter": "pad kept" in the output). --threads are all CPU threads:
 each of --workers has threads / workers. Prints one JSON object: tokens_per_s counts output tokens with EOS (median over repeats, tokenisation left out),
@@ -15,7 +15,7 @@ translated one by one too (latency_ms_p50, latency_ms_p99).
 --case takes what torch_translate.py and `frit bench decode` take (nothing: the same rows): random weights, outputs of exactly TARGET tokens, one JSON object a case (ms: the median
 call). A wheel built for CUDA 12 finds cuBLAS 13 where a link of the name libcublas.so.12 leads to it.
 """
-import argparse, json, os, pathlib, resource, statistics, sys, tempfile, time
+import argparse, hashlib, json, os, pathlib, resource, statistics, sys, tempfile, time
 
 t0 = time.perf_counter()
 import ctranslate2
@@ -51,7 +51,7 @@ def pad_keeping_loader(pad):
 
 
 def convert(model, out):
-    """Converts a Marian directory; returns which way, "stock" or "pad kept"."""
+    """Converts a Marian directory; converted.txt in `out` says which way, "stock" or "pad kept", and of which files."""
     from ctranslate2.converters import transformers as loaders
     from transformers import MarianMTModel
     weights = MarianMTModel.from_pretrained(model)
@@ -62,8 +62,16 @@ def convert(model, out):
         loaders.register_loader("MarianConfig")(pad_keeping_loader(pad))
     loaders.TransformersConverter(str(model)).convert(str(out), force=True)
     how = "stock" if stock else "pad kept"
-    (out / "converted.txt").write_text(how)
-    return how
+    (out / "converted.txt").write_text(how + "\n" + fingerprint(model) + "\n")
+
+
+def fingerprint(model):
+    """Of the files that a converted model is made of."""
+    digest = hashlib.sha256()
+    for name in ("config.json", "model.safetensors", "pytorch_model.bin", "vocab.json"):
+        if (model / name).exists():
+            digest.update(name.encode() + (model / name).read_bytes())
+    return digest.hexdigest()
 
 
 class NumberedPieces:
@@ -134,9 +142,15 @@ def main():
     p.add_argument("--out")
     p.add_argument("--text")
     a = p.parse_args()
+    if min(a.workers, a.threads, a.repeat, a.batch_tokens, a.beam) < 1:
+        p.error("--workers, --threads, --repeat, --batch-tokens and --beam are at least 1")
+    if a.device == "cuda" and ctranslate2.get_cuda_device_count() == 0:
+        p.error("CTranslate2 finds no GPU")
     a.compute_type = a.compute_type or ("float32" if a.device == "cpu" else "float16")
     if a.case is not None:
         import torch_translate
+        for bad in [c for c in a.case if not torch_translate.CASE.fullmatch(c)]:
+            p.error(f"{bad} is no case like mt-base-32x32-beam4-b8")
         begin, rows, broken = time.monotonic(), [], False
         for case in a.case or torch_translate.CASES:
             try:
@@ -151,9 +165,14 @@ def main():
     if not a.model or bool(a.input) == bool(a.ids):
         p.error("give --case, or DIR and one of --input and --ids")
     converted = a.converted or a.model / "ct2"
-    if not (converted / "model.bin").exists():
+    if not (a.model / "config.json").exists():
+        p.error(f"{a.model} is no model directory: there is no config.json")
+    if a.input and not pathlib.Path(a.input).exists():
+        p.error(f"there is no {a.input}")
+    about_conversion = converted / "converted.txt"
+    if not about_conversion.exists() or about_conversion.read_text().splitlines()[1:] != [fingerprint(a.model)]:
         convert(a.model, converted)
-    how = (converted / "converted.txt").read_text() if (converted / "converted.txt").exists() else "unknown"
+    how = about_conversion.read_text().splitlines()[0]
     vocabulary = marian_text.Vocabulary(a.model)
     t = time.perf_counter()
     translator = ctranslate2.Translator(str(converted), device=a.device, compute_type=a.compute_type, inter_threads=a.workers, intra_threads=max(1, a.threads // a.workers))

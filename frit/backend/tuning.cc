@@ -26,12 +26,18 @@ void Tuning::set(std::string_view op, std::string_view key, std::string_view ins
   chosen_[joined(op, key)] = instance;
 }
 
-Tuning Tuning::load(const std::string& path, std::string_view gpu) {
+Tuning Tuning::load(const std::string& path, std::string_view gpu, bool own) {
   Tuning tuning;
   if (!std::filesystem::exists(path)) return tuning;
   try {
     const nlohmann::json file = nlohmann::json::parse(read_file(path));
-    if (file.at("gpu") != gpu || file.at("version") != kVersion) return tuning;
+    if (file.at("gpu") != gpu || file.at("version") != kVersion) {
+      if (own)
+        fail("[tuning] {} is for {}, version {}, not for {}", path, file.at("gpu").dump(), file.at("version").dump(),
+             gpu);
+      return tuning;
+    }
+    if (!file.at("chosen").is_object()) fail("[tuning] {} is no tuning file: \"chosen\" is no object", path);
     for (auto& [key, instance] : file.at("chosen").items()) tuning.chosen_[key] = instance.get<std::string>();
   } catch (const nlohmann::json::exception& e) {
     fail("[tuning] {} is no tuning file: {}", path, e.what());

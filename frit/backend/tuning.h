@@ -16,8 +16,8 @@ class Tuning {
 
   // A JSON file {"gpu": ..., "version": ..., "chosen": {"op key": "instance"}}. load() returns an empty Tuning if the
   // file is not there, or is for another GPU or version. Errors: frit::Error naming the file if it cannot be read or
-  // parsed, or written.
-  static Tuning load(const std::string& path, std::string_view gpu);
+  // parsed, or written, and with `own` if it is for another GPU or version.
+  static Tuning load(const std::string& path, std::string_view gpu, bool own = false);
   void save(const std::string& path, std::string_view gpu) const;
 
  private:

@@ -338,10 +338,11 @@ class Translator::Outlet {
 };
 
 void Translator::translate(const NextLine& next, const Result& result, const TranslateOptions& options) {
-  FRIT_CHECK(options.batch_tokens >= 1 && options.window_lines >= 1 && options.batch_sentences >= 0,
-             "[translate] batch_tokens is {}, window_lines {}, expected 1 or more; batch_sentences {}, expected 0 "
-             "(any number) or more",
-             options.batch_tokens, options.window_lines, options.batch_sentences);
+  FRIT_CHECK(
+      options.batch_tokens >= 1 && options.window_lines >= 1 && options.batch_sentences >= 0 && options.first_line >= 0,
+      "[translate] batch_tokens is {}, window_lines {}, expected 1 or more; batch_sentences {}, expected 0 "
+      "(any number) or more; first_line {}, expected 0 or more",
+      options.batch_tokens, options.window_lines, options.batch_sentences, options.first_line);
   options.generate.validate(config());
   std::vector<int32_t> prefix;
   if (!options.prefix.empty()) {
@@ -349,7 +350,7 @@ void Translator::translate(const NextLine& next, const Result& result, const Tra
     if (bad >= 0) fail("[translate] the prefix is not valid UTF-8 at byte {}", bad);
     prefix = impl_->tokenizer->encode(Side::kTarget, options.prefix);
   }
-  std::shared_ptr<const Window> first = read_window(next, 0, prefix, options);
+  std::shared_ptr<const Window> first = read_window(next, options.first_line, prefix, options);
   if (first->lines == 0) return;
   if (!first->full && first->batches.size() <= 1) {  // nothing to overlap
     Outlet outlet(*this, result, first);
@@ -424,7 +425,7 @@ void Translator::translate(const NextLine& next, const Result& result, const Tra
     if (--working == 0) done.finish();
   };
   const bool more = first->full;
-  const int64_t lines = first->lines;
+  const int64_t lines = first->first + first->lines;
   windows.push({std::move(first), {}});
   std::vector<std::thread> running;
   struct Joining {  // whatever happens here
@@ -468,7 +469,10 @@ std::vector<std::vector<Translation>> Translator::translate(std::span<const std:
   size_t at = 0;
   translate(
       [&]() -> std::optional<std::string> { return at < texts.size() ? std::optional(texts[at++]) : std::nullopt; },
-      [&](int64_t line, const std::vector<Translation>& list) { results[static_cast<size_t>(line)] = list; }, options);
+      [&](int64_t line, const std::vector<Translation>& list) {
+        results[static_cast<size_t>(line - options.first_line)] = list;
+      },
+      options);
   return results;
 }
 

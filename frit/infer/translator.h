@@ -55,6 +55,7 @@ struct TranslateOptions {
   int64_t batch_tokens = 2048;  // source tokens of a batch
   int64_t batch_sentences = 0;  // sentences of a batch at most; 0: any number
   int64_t window_lines = 2048;  // lines read before they are sorted into batches; bounds the delay and the memory
+  int64_t first_line = 0;       // number of the first line: Result, notices, errors and draws count from it
   InvalidUtf8 invalid_utf8 = InvalidUtf8::kError;  // kSkip: a notice, and an empty line in the output
   std::string prefix;                              // text that every translation begins with
 };
@@ -90,7 +91,7 @@ class Translator {
   // there are one more than workers at most; result is called here. An error, whose ever it is, ends everything in the
   // order of the lines: what lies in windows before it is handed on. If result throws, this returns when next does.
   using NextLine = std::function<std::optional<std::string>()>;
-  using Result = std::function<void(int64_t line, const std::vector<Translation>&)>;  // line counts from 0
+  using Result = std::function<void(int64_t line, const std::vector<Translation>&)>;  // counts from first_line
   void translate(const NextLine& next, const Result& result, const TranslateOptions& options);
   // Lines of `in` to the best translations, a line each, written as they come. Returns the number of lines.
   int64_t translate(std::istream& in, std::ostream& out, const TranslateOptions& options);

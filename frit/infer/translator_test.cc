@@ -180,6 +180,37 @@ TEST_F(GpuWorkers, ShareALargeBatch) {
   EXPECT_GT(alone.default_options().batch_tokens, two.default_options().batch_tokens);
 }
 
+// Input that comes in pieces gives what it gives at once: draws, notices and numbers of lines.
+TEST_F(Translating, PiecesCountFromTheirFirstLine) {
+  auto lines = made_up_lines(false, 6, 3);
+  for (int i = 0; i < 6; ++i) lines[4] += " " + lines[0];  // too long: a notice
+  options.generate.beam = 1, options.generate.sampling = true, options.generate.seed = 5;
+  using Seen = std::vector<std::pair<int64_t, std::string>>;
+  const auto translate = [&](size_t piece) {
+    Seen seen;
+    notices.clear();
+    for (size_t from = 0; from < lines.size(); from += piece) {
+      size_t at = from;
+      options.first_line = static_cast<int64_t>(from);
+      translator.translate(
+          [&]() -> std::optional<std::string> {
+            return at < from + piece && at < lines.size() ? std::optional(lines[at++]) : std::nullopt;
+          },
+          [&](int64_t line, const std::vector<Translation>& list) { seen.emplace_back(line, list.at(0).text); },
+          options);
+    }
+    for (const std::string& notice : notices) seen.emplace_back(-1, notice);
+    return seen;
+  };
+  const Seen whole = translate(6);
+  ASSERT_EQ(whole.size(), 7u);
+  EXPECT_EQ(whole[5].first, 5);
+  EXPECT_NE(whole[6].second.find("line 5:"), std::string::npos) << whole[6].second;
+  for (const size_t piece : {1, 2, 5}) EXPECT_EQ(translate(piece), whole) << piece;
+  options.first_line = 3;
+  EXPECT_EQ(translator.translate(std::span(lines).first(2), options).size(), 2u);
+}
+
 // What lies in windows before an error is handed on, whoever it comes from; nothing hangs. bad: lines that cannot be
 // read.
 void check_errors(Translator& translator, TranslateOptions options, const std::vector<size_t>& bad_lines) {

@@ -114,7 +114,7 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
   m.threads = pool.threads(), m.precision = precision_of(config), m.device = gpu ? gpu->name() : "cpu";
   const Clock::duration batches_took = Clock::now() - made;  // random tokens: no part of training
   Tuning tuning;
-  if (gpu && !tuning_file.empty()) tuning = Tuning::load(tuning_file, gpu->name());
+  if (gpu && !tuning_file.empty()) tuning = Tuning::load(tuning_file, gpu->name(), true);
   TrainingStep step(model, pool, step_settings(config, model.workspace()), gpu.get());
   std::vector<BatchSize> batch_sizes;
   for (const Batch& b : batches) batch_sizes.push_back(TrainingStep::batch_size(b));

@@ -174,9 +174,15 @@ void CudaGpu::launch(const Kernel& k) {
            k.threads, k.shared_bytes, name_, cudaGetErrorString(error));
   };
   if (k.blocks > std::numeric_limits<int>::max()) checked(cudaErrorInvalidConfiguration);
-  if (k.shared_bytes > 48 * 1024)
-    checked(cudaFuncSetAttribute(k.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(k.shared_bytes)));
+  if (k.shared_bytes > 48 * 1024) {
+    // As much as there is, whatever this launch takes: the attribute is the function's, and another thread that
+    // launches it with less must not take from this one.
+    cudaFuncAttributes attributes;
+    checked(cudaFuncGetAttributes(&attributes, k.function));
+    checked(
+        cudaFuncSetAttribute(k.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(shared_bytes_limit()) - static_cast<int>(attributes.sharedSizeBytes)));
+  }
   if (mode_ != Mode::kRerecord) {
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(static_cast<unsigned>(k.blocks));

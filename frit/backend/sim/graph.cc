@@ -77,6 +77,7 @@ void* SimGpu::allocate_host(size_t bytes) {
   void* p = std::aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
   if (!p) fail("[simulator] no memory for {} bytes", bytes);
   // Kernels may touch it, too. When the host writes to it is not seen: it counts as written.
+  const std::lock_guard lock(machine_->mutex);
   born(p, bytes, DType::kU8);
   machine_->mark(p, bytes, true);
   return p;
