@@ -87,8 +87,9 @@ class Generator {
   // longer than the model's positions, a prefix that leaves no room.
   std::vector<std::vector<Hypothesis>> generate(std::span<const GenerateInput> inputs, const GenerateOptions& options);
 
-  // On a GPU: makes room for each of these batches now, so that generate() need not stop for that between them. Each is
-  // what a call would get. Errors: as generate()'s for arguments; frit::Error if there is no memory.
+  // On a GPU: makes room now for the batch with most tokens and the one with most sentences, so that generate() seldom
+  // need stop for that between these batches. Each is what a call would get. Errors: as generate()'s for arguments;
+  // frit::Error if there is no memory.
   void prepare(std::span<const std::vector<GenerateInput>> batches, const GenerateOptions& options);
 
   const TransformerConfig& config() const { return model_.config(); }
