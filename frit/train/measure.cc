@@ -99,7 +99,7 @@ TrainingMeasurement measure_training(const TrainConfig& config, const BatchLengt
   const std::unique_ptr<Gpu> gpu = training_gpu(config);
   const Clock::time_point begin = Clock::now();
   Transformer model(sizes, training_options(config, gpu.get()));
-  model.initialise(static_cast<uint32_t>(config.training.seed));
+  model.initialise(static_cast<uint32_t>(config.training.seed), {}, &pool);
   const Clock::time_point made = Clock::now();
   std::mt19937 random(static_cast<uint32_t>(config.training.seed));
   std::vector<Batch> batches;

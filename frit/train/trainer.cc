@@ -686,7 +686,7 @@ TrainResult Trainer::Impl::train() {
                     format_count(state.updates), epochs(), format_duration(state.seconds)));
   } else {
     if (config.model.init_from.empty())
-      model->initialise(static_cast<uint32_t>(t.seed));
+      model->initialise(static_cast<uint32_t>(t.seed), {}, &pool);
     else
       model->load_weights(config.model.init_from);
     metrics.emplace(MetricsWriter::resume(run / "metrics.jsonl", -1));

@@ -304,7 +304,7 @@ TransformerWeights Transformer::bind(bool gradients) const {
   return w;
 }
 
-void Transformer::initialise(uint32_t seed, const InitOptions& options) {
+void Transformer::initialise(uint32_t seed, const InitOptions& options, ThreadPool* pool) {
   const double H = static_cast<double>(config_.d_model);
   std::vector<float> values;
   for (const ParameterLayout::Slice& slice : workspace_->layout().slices()) {
@@ -321,17 +321,25 @@ void Transformer::initialise(uint32_t seed, const InitOptions& options) {
     const double bound = std::sqrt(6.0 / static_cast<double>(slice.shape[0] + slice.shape[1]));
     const PhiloxKey key{seed, 0x696e6974u};  // "init": apart from every training step's key
     const uint32_t site = dropout_site(slice.name);
-    for (size_t block = 0; block * 2 < values.size(); ++block) {  // two values of a Philox block: a Box-Muller pair
-      const PhiloxBlock random = philox(key, static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), 0, site);
-      const double u = uniform(random.v[0]), v = uniform(random.v[1]);
-      double pair[2] = {bound * (2 * u - 1), bound * (2 * v - 1)};
-      if (normal) {
-        const double radius = deviation * std::sqrt(-2 * std::log(u)), angle = 2 * 3.14159265358979323846 * v;
-        pair[0] = radius * std::cos(angle), pair[1] = radius * std::sin(angle);
+    const auto draw = [&](int64_t begin, int64_t end) {  // two values of a Philox block: a Box-Muller pair
+      for (auto block = static_cast<uint64_t>(begin); block < static_cast<uint64_t>(end); ++block) {
+        const PhiloxBlock random =
+            philox(key, static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), 0, site);
+        const double u = uniform(random.v[0]), v = uniform(random.v[1]);
+        double pair[2] = {bound * (2 * u - 1), bound * (2 * v - 1)};
+        if (normal) {
+          const double radius = deviation * std::sqrt(-2 * std::log(u)), angle = 2 * 3.14159265358979323846 * v;
+          pair[0] = radius * std::cos(angle), pair[1] = radius * std::sin(angle);
+        }
+        for (size_t i = 0; i < 2 && block * 2 + i < values.size(); ++i)
+          values[block * 2 + i] = static_cast<float>(pair[i]);
       }
-      for (size_t i = 0; i < 2 && block * 2 + i < values.size(); ++i)
-        values[block * 2 + i] = static_cast<float>(pair[i]);
-    }
+    };
+    const auto blocks = static_cast<int64_t>((values.size() + 1) / 2);
+    if (pool)
+      pool->parallel_for(blocks, 4096, [&](int64_t begin, int64_t end, int) { draw(begin, end); });
+    else
+      draw(0, blocks);
     const bool tokens =
         embedding && slice.name.find("embed_positions") == std::string::npos && slice.name != "lm_head.weight";
     if (tokens && config_.pad_id < slice.shape[0])

@@ -121,8 +121,9 @@ class Transformer {
   // The parameters' names, shapes and groups; what the constructor makes its workspace from.
   static ParameterLayout layout(const TransformerConfig& config);
 
-  // Each value depends on (seed, parameter's name, position in it) alone.
-  void initialise(uint32_t seed, const InitOptions& options = {});
+  // Each value depends on (seed, parameter's name, position in it) alone, whatever threads of the pool drew it (null:
+  // this one alone).
+  void initialise(uint32_t seed, const InitOptions& options = {}, ThreadPool* pool = nullptr);
 
   // Forward and backward: gradients of scale[0] * (sum of the tokens' losses). scale is 1 / (target tokens of the whole
   // step) times the loss scale. Dropout as the configuration says; the context's random key and stream decide the

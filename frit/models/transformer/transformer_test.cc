@@ -487,6 +487,21 @@ TEST(Transformer, InitialValuesDependOnNameAndPlaceAlone) {
               0.002);
 }
 
+TEST(Transformer, InitialValuesAreTheSameWhateverThreadsDrawThem) {
+  TransformerConfig c = tiny();
+  c.source_vocab = c.target_vocab = 1037;  // an odd number of values, in more than one piece
+  c.d_model = 33, c.encoder_heads = c.decoder_heads = 3;
+  c.encoder_layers = c.decoder_layers = 1;
+  Transformer a(c, {}), b(c, {});
+  a.initialise(5);
+  ThreadPool pool(3);
+  b.initialise(5, {}, &pool);
+  EXPECT_GT(pool.regions(), 0);
+  for (const ParameterLayout::Slice& slice : a.workspace().layout().slices())
+    EXPECT_EQ(values_of(a.workspace().parameter(slice.name)), values_of(b.workspace().parameter(slice.name)))
+        << slice.name;
+}
+
 class Directories : public ::testing::Test {
  protected:
   void SetUp() override {
