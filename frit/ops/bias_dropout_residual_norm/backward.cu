@@ -25,7 +25,7 @@ bool bias_dropout_residual_norm_backward_gpu(Context& context, const Tensor& dy,
                    {kSpans4Backward, "spans_4", whole && shape.spans_fit(kSpans4Backward)}};
   int instance = -1;
   for (const auto& i : instances)
-    if (i.fits && (forced.empty() ? i.instance == shape.rule() : forced == i.name))
+    if (i.fits && (forced.empty() ? i.instance == shape.rule_but_held() : forced == i.name))
       instance = i.instance, context.note_used(kOp, i.name);
   FRIT_CHECK(instance >= 0 || forced.empty() || forced == "apart",
              "[bias_dropout_residual_norm] no instance {} of s {}", forced, s.to_string());

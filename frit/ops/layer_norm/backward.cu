@@ -71,9 +71,9 @@ layer_norm_backward_looped_kernel(Global<const T> dy, int64_t dy_stride, Global<
   }
 }
 
-constexpr const char* kInstances[] = {"xhat_1",  "xhat_2",      "xhat_4",      "looped",         "spans_2",
-                                      "spans_4", "spans_5",     "dependence",  "slides",         "column_serial",
-                                      "atomic",  "tiled_32x32", "tiled_32x33", "two_stage_apart"};
+constexpr const char* kInstances[] = {"xhat_1",        "xhat_2",  "xhat_4",      "looped",      "spans_2",
+                                      "spans_4",       "spans_5", "held",        "dependence",  "slides",
+                                      "column_serial", "atomic",  "tiled_32x32", "tiled_32x33", "two_stage_apart"};
 constexpr int kLoopedWarps = 16;
 
 int64_t over(int64_t a, int64_t b) {
@@ -116,7 +116,20 @@ bool BackwardShape::spans_fit(int i) const {
   return over(chunks, 32 * held_by(i)) <= 8;
 }
 
+int BackwardShape::held_vectors() const {
+  // A whole number of warps, each with as many steps of 32 vectors.
+  const int64_t steps = over(cols / n, 32);
+  if (n != 8 || steps == 0) return 0;
+  for (int each : {4, 3, 2})
+    if (steps % each == 0 && steps / each <= 8) return each;
+  return 0;
+}
+
 int BackwardShape::rule() const {
+  return vectors > 32 && held_vectors() > 0 ? kHeldBackward : rule_but_held();
+}
+
+int BackwardShape::rule_but_held() const {
   int choice = widest();
   if (vectors <= 32) return choice;
   // As few vectors as can be; of several such forms the one that leaves the fewest of a block's 8 warps idle, and of
@@ -132,6 +145,17 @@ int BackwardShape::rule() const {
 
 BackwardCut BackwardShape::cut(int i, int sums) const {
   BackwardCut c;
+  if (i == kHeldBackward) {
+    // A block a multiprocessor; its rows lie in shared memory beside gamma.
+    const int v = held_vectors();
+    c.warps = static_cast<int>(over(cols / n, 32 * v));
+    c.groups = held_block_warps(v) / c.warps;
+    // Two rows a group at least: writing and adding partial sums must pay.
+    c.blocks = period * std::clamp<int64_t>(over(over(rows, period), 2 * c.groups), 1, 132 / period);
+    c.shared_bytes =
+        4 * (int64_t{c.warps} * v * 256 + c.threads() / 8 + 64 * int64_t{c.groups}) + int64_t{c.threads()} * 64 * v;
+    return c;
+  }
   const int k = held_by(i);
   if (is_spans(i)) {
     // Where a warp holds a row and none waits for another, one block a multiprocessor has 16 of them: half as many
@@ -175,10 +199,11 @@ void layer_norm_backward_gpu(Context& context, const Tensor& dy, const Tensor& x
                         if (free && i >= kDependence) return false;  // kept to be measured: only if asked for
                         if (i == kDependence || i == kSlides) return widest == kXhat1;
                         if (BackwardShape::is_spans(i)) return shape.spans_fit(i);
+                        if (i == kHeldBackward) return shape.held_vectors() > 0;
                         return i >= widest;
                       });
-  const bool fused =
-      instance < kLoopedBackward || BackwardShape::is_spans(instance) || instance == kDependence || instance == kSlides;
+  const bool fused = instance < kLoopedBackward || BackwardShape::is_spans(instance) || instance == kHeldBackward ||
+                     instance == kDependence || instance == kSlides;
   const bool apart = instance == kLoopedBackward || instance == kApart;
   // dx by rows, or by the looped kernel where no block holds a row.
   const int by = fused || instance == kLoopedBackward ? instance : widest;
@@ -194,8 +219,11 @@ void layer_norm_backward_gpu(Context& context, const Tensor& dy, const Tensor& x
                            : instance == kTiled32 ? ColumnWay::kTiled32x32
                            : instance == kTiled33 ? ColumnWay::kTiled32x33
                                                   : ColumnWay::kSerial);
-  if (BackwardShape::is_spans(by)) {
-    start_backward_spans(context, by, shape, operands, whole);
+  if (BackwardShape::is_spans(by) || by == kHeldBackward) {
+    if (by == kHeldBackward)
+      start_backward_held(context, shape, operands, whole);
+    else
+      start_backward_spans(context, by, shape, operands, whole);
     return layer_norm_add_partials(context, std::move(partials), accumulate, dgamma, dbeta);
   }
   dispatch_float(x.dtype(), [&](auto type) {

@@ -33,6 +33,7 @@ enum BackwardInstance {
   kSpans2Backward,
   kSpans4Backward,
   kSpans5Backward,
+  kHeldBackward,
   kDependence,
   kSlides,
   kColumnSerial,
@@ -41,6 +42,11 @@ enum BackwardInstance {
   kTiled33,
   kApart
 };
+
+// Warps of a block of held, whose lanes have `vectors` of a row: as many as have the registers for their columns' sums.
+constexpr int held_block_warps(int vectors) {
+  return vectors == 2 ? 16 : 12;
+}
 
 // How a launch's blocks share out rows: `groups` of `warps` warps each take rows, a batch of them at a time.
 struct BackwardCut {
@@ -63,14 +69,20 @@ struct BackwardShape {
   int widest() const;
   // Can spans i hold a row?
   bool spans_fit(int i) const;
-  // What runs if nothing is forced and nothing is known from timing. A function of the columns and the stride alone.
+  // Vectors that a thread of `held` has of a row; 0 if it cannot hold it.
+  int held_vectors() const;
+  // What runs if nothing is forced and nothing is known from timing, of all instances or of those but held. Functions
+  // of the columns and the stride alone.
   int rule() const;
+  int rule_but_held() const;
   // sums: how many each column has.
   BackwardCut cut(int i, int sums = 2) const;
 };
 
 // Starts layer_norm_backward's spans_2, spans_4 or spans_5. whole: all rows are whole aligned vectors.
 void start_backward_spans(Context& context, int i, const BackwardShape& shape, const LayerNormBackward& b, bool whole);
+// The same of held.
+void start_backward_held(Context& context, const BackwardShape& shape, const LayerNormBackward& b, bool whole);
 
 }  // namespace layer_norm
 

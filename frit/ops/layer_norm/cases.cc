@@ -79,6 +79,21 @@ Spans spans_of(int64_t rows, int64_t cols, int64_t stride, DType dtype, bool bac
   return s;
 }
 
+// How backward's `held` shares out rows, vectors a thread as forward's: a row's warps, and blocks that have room for 16
+// or 12 of them and take rows that begin equally far past a multiple of 16 bytes.
+Spans held_backward_of(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
+  Spans s;
+  s.warps = held_warps(cols, dtype);
+  if (s.warps == 0 || vectors_of(cols, dtype) <= 32) return s;
+  s.each = over(cols / 8, 32) / s.warps;
+  s.period = std::min(8 / std::gcd(stride, int64_t{8}), std::max<int64_t>(rows, 1));
+  s.groups = (s.each == 2 ? 16 : 12) / s.warps;
+  const int64_t of_class = over(rows, s.period),
+                pieces = std::clamp<int64_t>(over(of_class, 2 * s.groups), 1, 132 / s.period);
+  s.blocks = pieces * s.period, s.batches = over(of_class, pieces * s.groups);
+  return s;
+}
+
 // x once, y once. A block reads gamma and beta once, or a warp for the row it takes (up to 32 vectors two rows); a row
 // in registers of one warp meets no barrier but the one behind gamma and beta; past 2048 vectors x is read twice.
 GpuBudget forward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
@@ -113,7 +128,8 @@ GpuBudget backward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype, 
   const int64_t size = size_of(dtype), vectors = vectors_of(cols, dtype);
   GpuBudget b;
   if (vectors > 2048) return b;
-  const Spans s = spans_of(rows, cols, stride, dtype, true);
+  Spans s = held_backward_of(rows, cols, stride, dtype);
+  if (s.each == 0) s = spans_of(rows, cols, stride, dtype, true);
   const int64_t each = vectors <= 32 ? 1 : 4, warps = s.each > 0 ? s.warps : over(vectors, 32 * each),
                 groups = std::max<int64_t>(1, 8 / warps), batch = groups * (each == 1 ? 2 : 1),
                 most = 132 * std::max<int64_t>(1, 16 / (warps * groups)),
@@ -151,6 +167,7 @@ void add_instances(OpCase& c, int64_t cols, DType dtype) {
   if (!c.backward) return;
   c.backward_instances = {"looped", "column_serial", "tiled_32x32", "tiled_32x33", "two_stage_apart"};
   c.backward_instances.insert(c.backward_instances.end(), spans.begin(), spans.end());
+  if (held_warps(cols, dtype) > 0) c.backward_instances.push_back("held");
   if (vectors <= 8 * 32)
     for (const char* name : {"xhat_1", "dependence", "slides"}) c.backward_instances.push_back(name);
   if (vectors <= 8 * 64) c.backward_instances.push_back("xhat_2");
