@@ -7,6 +7,8 @@ namespace {
 
 using namespace simt;
 
+// A row's vector is loaded where that of two rows before was, as soon as it is widened: two rows are on their way at
+// any time.
 template <typename T, Activation activation>
 FRIT_KERNEL(kActivationThreads, 4)
 bias_activation_dropout_forward_whole_kernel(ColumnWalk walk, Global<const T> x, Global<const T> bias,
@@ -23,27 +25,35 @@ bias_activation_dropout_forward_whole_kernel(ColumnWalk walk, Global<const T> x,
   Global<const T> from = x + (first * walk.row_stride + at.column);
   Global<T> to = y + (first * y_stride + at.column);
   const Vec<float, N> b = to_float(bias ? load_vec<N>(bias, at.column) : Vec<T, N>{});
-  const auto rows = [&](auto both, int k) {
-    Vec<T, N> v[2];
-    v[0] = load_vec<N, Cache::kStream>(from, 0);
-    if constexpr (both) v[1] = load_vec<N, Cache::kStream>(from, x_step);
+  Vec<T, N> v[2];
+  const auto fetch = [&](auto there, int u, int k) {
+    if (there || k < end) v[u] = load_vec<N, Cache::kStream>(from, 0);
+    from = from + x_step;
+  };
+  fetch(std::false_type(), 0, first), fetch(std::false_type(), 1, first + step);
+  const auto rows = [&](auto inside, int k) {  // two rows and two behind them are there, or may be missing
     const DropoutWords<2> words =
         dropout_words<2>(dropout, {static_cast<uint32_t>(k), static_cast<uint32_t>(k + step)}, {group, group});
     FRIT_UNROLL
-    for (int u = 0; u < (both ? 2 : 1); ++u) {
+    for (int u = 0; u < 2; ++u) {
+      if (!inside && u == 1 && k + step >= end) break;
       Vec<float, N> a;
       FRIT_UNROLL
+      for (int i = 0; i < N; ++i) a[i] = widen(static_cast<T>(v[u][i])) + b[i];
+      fetch(inside, u, k + (u + 2) * step);
+      FRIT_UNROLL
       for (int i = 0; i < N; ++i) {
-        const float value = activate_scaled<T, activation>(widen(static_cast<T>(v[u][i])) + b[i], dropout.scale);
+        const float value = activate_scaled<T, activation>(a[i], dropout.scale);
         a[i] = words.kept(u, i, threshold) ? value : 0.0f;
       }
-      store_vec<N, Cache::kStream>(to, u * y_step, from_float<T>(a));
+      store_vec<N, Cache::kStream>(to, 0, from_float<T>(a));
+      to = to + y_step;
     }
-    from = from + 2 * x_step, to = to + 2 * y_step;
   };
   int k = first;
-  for (; k + step < end; k += 2 * step) rows(std::true_type(), k);
-  if (k < end) rows(std::false_type(), k);
+  for (; k + 3 * step < end; k += 2 * step) rows(std::true_type(), k);
+  FRIT_UNROLL_BY(1)
+  for (; k < end; k += 2 * step) rows(std::false_type(), k);
 }
 
 // A row's vectors are loaded where those of two rows before were, as soon as they are widened: two rows are on their

@@ -16,7 +16,8 @@ bool bias_dropout_residual_norm_forward_gpu(Context& context, const Tensor& x, c
                                             const Tensor& mean, const Tensor& rstd);
 
 // Instances (Context::force("bias_dropout_residual_norm_backward", name)): layer_norm_backward's xhat_1 and, for
-// rows of whole aligned vectors, spans_2 and spans_4, by its rule. False, and nothing done, for rows that take another
+// rows of whole aligned vectors, spans_2 and spans_4, by its rule without held; the
+// bits are those of layer_norm_backward with the same instance. False, and nothing done, for rows that take another
 // one, or if "apart" is forced.
 // Cost: 1 launch, and one that adds partial sums for each of (dgamma, dbeta) and dbias; reads dy, s (and dresidual)
 // once, writes ds and dx once; barriers as there.

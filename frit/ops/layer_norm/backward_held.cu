@@ -64,7 +64,7 @@ layer_norm_backward_held_kernel(HeldBackwardRows s, Global<const T> dy, Global<c
   const int vectors = warps * V * 32;
   const Shared<float> gammas = shared_array<float>(0), scratch = gammas + vectors * N;
   const Shared<float> ones = scratch + 4 * warp_count();
-  const int64_t ring_at = int64_t{4} * (vectors * N + 4 * warp_count() + 64 * groups);
+  const int64_t ring_at = int64_t{4} * (vectors * N + 4 * warp_count() + 64 * groups + 32);
   const Shared<T> ring = shared_array<T>(ring_at);
   const auto slot = [&](int stage, int of, int k) {
     return (((warp() * kStages + stage) * 2 + of) * V + k) * kStep + lane() * N;
@@ -112,9 +112,11 @@ layer_norm_backward_held_kernel(HeldBackwardRows s, Global<const T> dy, Global<c
   start_single(begin);
   FRIT_UNROLL
   for (int i = 0; i < kStages; ++i) start(begin + i * step, i);
-  row_span::spread_vector(gamma, s.cols, -head, vectors, gammas);
-  const float w_one = one >= 0 ? widen(load<Cache::kReadOnly>(gamma, one)) : 0.0f;
+  row_span::spread_vector(gamma, head + count * N, -head, vectors, gammas);
+  if (!full && group == 0 && part == warps - 1)
+    store(ones, 64 * groups + lane(), one >= 0 ? widen(load<Cache::kReadOnly>(gamma, one)) : 0.0f);
   barrier();
+  const float w_one = full ? 0.0f : load(ones, 64 * groups + lane());
 
   float sum_gamma[V][N] = {}, sum_beta[V][N] = {}, gamma_one = 0, beta_one = 0;
   int turn = 0;  // the row's place in the ring; alternates also between two halves of scratch: one barrier a row
@@ -210,7 +212,10 @@ layer_norm_backward_held_kernel(HeldBackwardRows s, Global<const T> dy, Global<c
   }
 
   copy_async_wait<0>();
-  warp_barrier();
+  if (alone)
+    warp_barrier();
+  else
+    barrier();  // other warps have read their rows
   // Four sums of a thread at [group][pair][thread of the group][4].
   const Shared<float> handed = shared_array<float>(ring_at);
   const int in_group = part * 32 + lane(), width = warps * 32;
