@@ -24,7 +24,7 @@ autograd.grad(retain_graph=True) of a recorded forward. `bytes` counts the big t
   peer, device        versions
 or, for what could not be run, row, shape, dtype, group, how and `error`; the other rows go on. A row's process may die or hang (a CUDA error is sticky): rows
 run in one worker process, which is killed after 100 s in one row or 15 s past the budget, and started again after the row that broke it.
-Order: the table's rows eagerly, the extra rows, the table's rows compiled, the awkward rows; compiling stops at three quarters of the budget and is taken up
+Order: the table's rows eagerly and compiled, the extra rows, the awkward rows; compiling stops at three quarters of the budget and is taken up
 again at the end if time is left. What was not reached is listed with the error "budget spent".
 """
 import argparse, collections, contextlib, dataclasses, gc, json, math, os, pathlib, re, signal, statistics, subprocess, sys, time
@@ -598,8 +598,8 @@ def work(args, store):
         torch.cuda.synchronize()
         del a
     begin = args.deadline - args.budget_seconds
-    order = {"table": 0, "extra": 1, "awkward": 3}
-    queue = collections.deque(sorted(jobs, key=lambda j: 2 if j.variant == "compiled" else order[j.group]))
+    order = {"table": 0, "extra": 2, "awkward": 3}
+    queue = collections.deque(sorted(jobs, key=lambda j: 1 if j.variant == "compiled" else order[j.group]))
     waited = set()
     while queue:
         job = queue.popleft()

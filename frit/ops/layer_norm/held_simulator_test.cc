@@ -1,5 +1,5 @@
 // layer_norm_forward's `held` at every alignment: the bits are those of aligned rows, in place or not, and nothing
-// beside the rows is touched. The ragged softmax likewise.
+// beside the rows is touched. The ragged softmax likewise. Backward's `held`: the bits depend on where x lies alone.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -85,6 +85,57 @@ TEST_F(RowsAnywhere, HeldNormsHaveTheSameBits) {
         EXPECT_EQ(run(around + shift % 3, shift, around + 5, 7 - shift, 0), want)
             << cols << " columns, shift " << shift;
         EXPECT_EQ(run(around + 1, shift, 0, 0, shift % 2 * 3), want) << cols << " columns in place, shift " << shift;
+      }
+    }
+}
+
+// Backward sums a row as x lies: its bits depend on that, but not on where all else lies, nor on whether dx is dy.
+TEST_F(RowsAnywhere, HeldGradientsHaveTheBitsOfTheirRows) {
+  constexpr int64_t kRows = 5;
+  for (const DType dtype : {DType::kBF16, DType::kF16})
+    for (const int64_t cols : {511, 767, 1025, 2560}) {  // 2, 3 and 4 vectors a lane; warps that share a row
+      const Bits x = normal(kRows * cols, dtype), dy = normal(kRows * cols, dtype), more = normal(kRows * cols, dtype);
+      const Bits gamma = normal(cols, dtype);
+      const int64_t around = (cols + 7) / 8 * 8 + 16;
+      const Buffer mean = context_.allocate({kRows}, DType::kF32, "test"),
+                   rstd = context_.allocate({kRows}, DType::kF32, "test"),
+                   dgamma = context_.allocate({cols}, DType::kF32, "test"),
+                   dbeta = context_.allocate({cols}, DType::kF32, "test");
+      layer_norm_forward(context_, put(x, cols, dtype, around, 0), put(gamma, cols, dtype, around, 0).reshape({cols}),
+                         put(gamma, cols, dtype, around, 0).reshape({cols}), 1e-5f, put(x, cols, dtype, around, 0),
+                         mean, rstd);
+      kept_.clear();
+      struct Result {
+        Bits dx;
+        std::vector<float> sums;
+      };
+      enum class Into { kElsewhere, kDy, kResidual };
+      const auto run = [&](int64_t x_stride, int64_t x_shift, int64_t stride, int64_t shift, Into into) {
+        const Tensor g = put(gamma, cols, dtype, around, shift).reshape({cols});
+        const Tensor from = put(x, cols, dtype, x_stride, x_shift);
+        Tensor gradient, residual, to;
+        const auto put_gradient = [&] { gradient = put(dy, cols, dtype, stride, shift); };
+        const auto put_residual = [&] { residual = put(more, cols, dtype, stride, shift); };
+        if (into == Into::kDy)
+          put_residual(), put_gradient(), to = gradient;
+        else
+          put_gradient(), put_residual(), to = into == Into::kResidual ? residual : put(x, cols, dtype, stride, shift);
+        layer_norm_backward(context_, gradient, from, g, mean, rstd, residual, false, to, dgamma, dbeta);
+        EXPECT_EQ(context_.used("layer_norm_backward"), "held");
+        Result result{get(cols, shift), std::vector<float>(static_cast<size_t>(2 * cols))};
+        gpu_->download(result.sums.data(), Tensor(dgamma).raw(), static_cast<size_t>(4 * cols));
+        gpu_->download(result.sums.data() + cols, Tensor(dbeta).raw(), static_cast<size_t>(4 * cols));
+        kept_.clear();
+        return result;
+      };
+      for (int64_t shift = 0; shift < 8; ++shift) {
+        const int64_t x_stride = around + shift % 3;
+        const Result want = run(x_stride, shift, x_stride, shift, Into::kElsewhere);
+        for (const Into into : {Into::kElsewhere, Into::kDy, Into::kResidual}) {
+          const Result other = run(x_stride, shift, around + 5, 7 - shift, into);
+          EXPECT_EQ(other.dx, want.dx) << cols << " columns, shift " << shift << ", into " << static_cast<int>(into);
+          EXPECT_EQ(other.sums, want.sums) << cols << " columns, shift " << shift;
+        }
       }
     }
 }
