@@ -19,7 +19,7 @@ programs= results=build/gpu_check out=bench/results/gpu-ops.json scale=1
 stages=cases,bench,torch,errors,numerics,join,memcheck,racecheck
 declare -A limit=([cases]=140 [bench]=230 [torch]=270 [errors]=50 [numerics]=45 [join]=30 [memcheck]=45 [racecheck]=60)
 usage() {
-  sed -n '2,16s/^# \{0,1\}//p' "$0"
+  show_usage
   exit 2
 }
 while [ $# -gt 0 ]; do

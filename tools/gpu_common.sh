@@ -1,6 +1,14 @@
 # What tools/gpu_check.sh, gpu_train.sh and gpu_trace.sh share. Sourced from the repository's root; $programs is the folder that
 # --programs names, or empty.
 
+# Prints the comment at the head of the script that runs.
+show_usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "tools/$(basename "$0")"; }
+case "${1:-}" in -h | --help)
+  show_usage
+  exit 0
+  ;;
+esac
+
 # NAMES FLAG VALUE: sets the variable that the flag names ($out for --out, $row_limit for --row-limit) if it is one of NAMES. False,
 # and nothing is set, if it is none of them or has no value.
 take_flag() {

@@ -37,7 +37,7 @@ while [ $# -gt 0 ]; do
       limit[${2%%=*}]=${2#*=}
       shift ;;
     --quick) quick=yes ;;
-    *) sed -n '2,22s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) show_usage; exit 2 ;;
   esac
   shift
 done

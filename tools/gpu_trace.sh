@@ -19,7 +19,7 @@ cd "$(dirname "$0")/.."
 programs= results=build/gpu_trace out=bench/results/gpu-trace.json stages=train,step,decode config=examples/base-en-de.toml case=mt-base-128x32
 skip=50 steps=200 precision=bf16-stochastic flags=
 while [ $# -gt 0 ]; do
-  take_flag "programs results out stages config case skip steps precision flags" "$@" || { sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 2; }
+  take_flag "programs results out stages config case skip steps precision flags" "$@" || { show_usage; exit 2; }
   shift 2
 done
 for stage in ${stages//,/ }; do

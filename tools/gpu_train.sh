@@ -65,7 +65,7 @@ while [ $# -gt 0 ]; do
       flags_of+=("$2")
       shift ;;
     --quick) quick=yes ;;
-    *) sed -n '2,30s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) show_usage; exit 2 ;;
   esac
   shift
 done
