@@ -203,15 +203,15 @@ layer_norm_forward_rows_kernel(Rows in, Global<const T> gamma, Global<const T> b
   const auto end_load = [](Part<T, K>& to, const Global<const T>& at, int n) {
     if constexpr (!whole) finish_load<Cache::kStream>(to, at, n);
   };
-  const auto put = [](auto cache, const Part<T, K>& from, const Global<T>& at, int n) {
+  const auto put = [](const Part<T, K>& from, const Global<T>& at, int n) {
     if constexpr (whole) {
       FRIT_UNROLL
       for (int k = 0; k < K; ++k) {
         const int c = (k * 32 + lane()) * N;
-        if (c < n) store_vec<N, cache.value>(at, c, from.v[k]);
+        if (c < n) store_vec<N, Cache::kStream>(at, c, from.v[k]);
       }
     } else {
-      store_part<cache.value>(from, at, n);
+      store_part<Cache::kStream>(from, at, n);
     }
   };
   // Of a vector that all rows share; 0 past the row.
@@ -221,8 +221,6 @@ layer_norm_forward_rows_kernel(Rows in, Global<const T> gamma, Global<const T> b
     else
       return to_float(load_span<N, Cache::kReadOnly>(at, c, cols, T()));
   };
-  constexpr std::integral_constant<Cache, Cache::kStream> kOnce{};
-  constexpr std::integral_constant<Cache, Cache::kDefault> kAgain{};
 
   Part<T, K> held[R];
   int count[R];
@@ -266,7 +264,7 @@ layer_norm_forward_rows_kernel(Rows in, Global<const T> gamma, Global<const T> b
     if (in.sum) {
       FRIT_UNROLL
       for (int r = 0; r < R; ++r)
-        if (r < live) put(kOnce, held[r], in.sum + (row + r) * in.sum_stride + first, columns);
+        if (r < live) put(held[r], in.sum + (row + r) * in.sum_stride + first, columns);
     }
   } else {
     FRIT_UNROLL
@@ -362,7 +360,7 @@ layer_norm_forward_rows_kernel(Rows in, Global<const T> gamma, Global<const T> b
   }
   FRIT_UNROLL
   for (int r = 0; r < R; ++r)
-    if (r < live) put(kAgain, held[r], y + (row + r) * y_stride + first, columns);
+    if (r < live) put(held[r], y + (row + r) * y_stride + first, columns);
 }
 
 // Block b takes rows of one class, b % period (see span.h), batch by batch: each group of `warps` warps a row, each
@@ -513,13 +511,13 @@ layer_norm_forward_spans_kernel(Rows in, Global<const T> gamma, Global<const T> 
         for (int i = 0; i < N; ++i) a[i] = fmaf(fmaf(a[i] - rough, scale, left), g[i], b[i]);
         const Vec<T, N> out = from_float<T>(a);
         if (kWhole || same) {
-          row_span::store_whole<Cache::kDefault>(span, y, k, out);
+          row_span::store_whole<Cache::kStream>(span, y, k, out);
           if constexpr (!kWhole) ends.take(k, out, one);
         } else {
-          store_span<N>(y, span.column(k), cols, out);
+          store_span<N, Cache::kStream>(y, span.column(k), cols, out);
         }
       }
-      if (!kWhole && same && ends.column >= 0) store(y, ends.column, one);
+      if (!kWhole && same && ends.column >= 0) store<Cache::kStream>(y, ends.column, one);
     }
     y = y + y_step, at += step * period;
   }

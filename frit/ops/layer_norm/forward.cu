@@ -56,7 +56,7 @@ layer_norm_forward_looped_kernel(Global<const T> x, int64_t x_stride, Global<con
         held.v[k] = from_float<T>(v);
       }
     }
-    store_part<Cache::kDefault>(held, y + (row * y_stride + first), columns);
+    store_part<Cache::kStream>(held, y + (row * y_stride + first), columns);
   }
 }
 
