@@ -51,8 +51,8 @@ double slope(Activation activation, double x) {
 }
 
 // The GPU walks rows in classes of equal alignment (frit/simt/columns.h). A thread reads its columns of the
-// bias once, for 2 to 8 rows in forward. Partial sums are kept by at most 132 blocks of 512 threads. Stated where a row
-// is whole vectors.
+// bias once, for 2 to 8 rows in forward. Partial sums are kept by at most 132 blocks of 1024 threads with 4 rows
+// or more each in 16 bits, of 512 with 8 in 32. Stated where a row is whole vectors.
 void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const Options& o) {
   const int64_t n = 16 / size_of(dtype), s = size_of(dtype);
   if (rows == 0 || cols == 0 || cols % n || o.stride % n || cols > 256 * n) return;
@@ -62,8 +62,8 @@ void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const
   };
   const int64_t bias_reads = blocks(std::clamp<int64_t>(rows * cols / n / (1 << 18) * 2, 2, 8), rows) * lanes;
   c.forward_gpu = {1, 0, rows * cols * s + (o.bias ? bias_reads * cols * s : 0), rows * cols * s, 0, 0};
-  const int64_t sum_lanes = std::min(rows, 512 / (cols / n));
-  const int64_t pieces = std::min<int64_t>((rows + sum_lanes * 8 - 1) / (sum_lanes * 8), 132),
+  const int64_t sum_lanes = std::min(rows, 256 * n / 2 / (cols / n)), each = 32 / n;
+  const int64_t pieces = std::min<int64_t>((rows + sum_lanes * each - 1) / (sum_lanes * each), 132),
                 partial = pieces * cols * 4;
   if (o.bias)
     c.backward_gpu = {2,
@@ -178,10 +178,16 @@ std::vector<OpCase> bias_activation_dropout_cases() {
       cases.back().benchmark = true, cases.back().test = false;
       cases.push_back(make(9, 133, dtype, activation, {.in_place = true}));
       // Rows of whole vectors, several a thread.
-      const bool sums = activation == Activation::kGelu || activation == Activation::kSilu;
-      if (dtype != DType::kF32)
-        cases.push_back(sums ? make(451, 40, dtype, activation, {.p_drop = 0.3f})
-                             : make(411, 24, dtype, activation, {.p_drop = 0.6f, .bias = false, .stride = 32}));
+      if (dtype == DType::kF32) continue;
+      if (activation == Activation::kRelu)
+        cases.push_back(make(411, 24, dtype, activation, {.p_drop = 0.6f, .bias = false, .stride = 32}));
+      else
+        cases.push_back(
+            make(137, activation == Activation::kGeluTanh ? 264 : 520, dtype, activation, {.p_drop = 0.3f}));
+    }
+    if (dtype != DType::kF32) {
+      cases.push_back(make(451, 40, dtype, Activation::kGelu, {.p_drop = 0.3f}));
+      cases.push_back(make(411, 24, dtype, Activation::kGeluTanh, {.p_drop = 0.6f, .bias = false, .stride = 32}));
     }
     cases.push_back(make(17, 65, dtype, Activation::kGelu, {.stride = 72}));
     cases.push_back(

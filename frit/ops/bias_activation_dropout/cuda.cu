@@ -38,11 +38,11 @@ bias_activation_dropout_forward_columns_kernel(ColumnWalk walk, bool vectors, Gl
       Vec<float, N> a;
       with_activation(activation, [&](auto form) {
         FRIT_UNROLL
-        for (int i = 0; i < N; ++i) a[i] = activate<T, form.value>(widen(v[u][i]) + widen(b[i]));
+        for (int i = 0; i < N; ++i) a[i] = activate<T, form.value>(widen(v[u][i]) + widen(b[i]), scale);
       });
       FRIT_UNROLL
       for (int i = 0; i < N; ++i) {
-        if (drop) a[i] = (keep >> i & 1 ? a[i] : 0.0f) * scale;
+        if (drop) a[i] = keep >> i & 1 ? a[i] : 0.0f;
       }
       store_columns<whole, Cache::kStream>(y + walk.row(k + u * step, at.row_class) * y_stride, at.column, at.limit,
                                            from_float<T>(a));
@@ -80,11 +80,11 @@ bias_activation_dropout_backward_columns_kernel(ColumnWalk walk, bool vectors, G
       Vec<float, N> d;
       with_activation(activation, [&](auto form) {
         FRIT_UNROLL
-        for (int i = 0; i < N; ++i) d[i] = widen(g[u][i]) * slope<T, form.value>(widen(v[u][i]) + widen(b[i]));
+        for (int i = 0; i < N; ++i) d[i] = through<T, form.value>(widen(g[u][i]), widen(v[u][i]) + widen(b[i]), scale);
       });
       FRIT_UNROLL
       for (int i = 0; i < N; ++i) {
-        d[i] = (!drop || (keep >> i & 1) ? d[i] : 0.0f) * scale;
+        d[i] = !drop || (keep >> i & 1) ? d[i] : 0.0f;
         if (sums) sum[i] += d[i];
       }
       store_columns<whole, Cache::kStream>(dx + walk.row(k + u * step, at.row_class) * dx_stride, at.column, at.limit,
@@ -123,11 +123,18 @@ void bias_activation_dropout_backward_gpu(Context& context, const Tensor& dy, co
   const bool sums = dbias.defined();
   const bool vectors = lies_like(dy, x) && lies_like(dx, x);
   const bool packed = lies_packed(x) && lies_packed(dy) && lies_packed(dx);
-  const ColumnWalk walk =
-      sums ? make_sum_walk(x, 8, packed, vectors) : make_column_walk(x, kThreads, 8, 0, packed, vectors);
+  ColumnWalk walk = sums ? make_sum_walk(x, 8, packed, vectors) : make_column_walk(x, kThreads, 8, 0, packed, vectors);
+  const bool whole = walks_whole(walk, x, vectors) && begins_whole(bias);
+  if (sums && size_of(x.dtype()) == 2 && x.dim(1) % 8 == 0 && x.row_stride() % 8 == 0) {
+    const ColumnWalk wide = make_column_walk(x, kActivationSumThreads, 4, kMostBlocks / 2, packed, vectors);
+    if (whole)
+      walk = wide;
+    else
+      walk.pieces = wide.pieces;  // the shape alone decides how many rows of partial sums there are
+  }
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "bias_activation_dropout.partial");
-  if (walks_whole(walk, x, vectors) && begins_whole(bias)) {
+  if (whole) {
     start_activation_backward_whole(context, walk, dy, x, bias, form.activation, dropout, dx,
                                     sums ? partial.tensor() : Tensor());
   } else if (sums && walks_folded(walk, x)) {

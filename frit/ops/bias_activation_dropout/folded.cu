@@ -28,7 +28,7 @@ bias_activation_dropout_forward_folded_kernel(ColumnWalk walk, Global<const T> x
   const auto result = [&](const Vec<float, N>& in, const KeptRows& kept) {
     Vec<float, N> a;
     FRIT_UNROLL
-    for (int i = 0; i < N; ++i) a[i] = activate_scaled<T, activation>(in[i] + b[i], dropout.scale);
+    for (int i = 0; i < N; ++i) a[i] = activate<T, activation>(in[i] + b[i], dropout.scale);
     Vec<T, N> out = from_float<T>(a);
     kept.drop(out);
     return out;
@@ -70,7 +70,7 @@ bias_activation_dropout_backward_folded_kernel(ColumnWalk walk, Global<const T> 
     Vec<float, N> d;
     FRIT_UNROLL
     for (int i = 0; i < N; ++i) {
-      d[i] = incoming[i] * dropout.scale * slope<T, activation>(in[i] + b[i]);
+      d[i] = through<T, activation>(incoming[i], in[i] + b[i], dropout.scale);
       sum[i] += d[i];
     }
     return from_float<T>(d);

@@ -5,7 +5,7 @@
 
 namespace frit {
 
-constexpr int kActivationThreads = 256;  // of a block without sums
+constexpr int kActivationThreads = 256, kActivationSumThreads = 1024;  // of a block without and with column sums
 
 // Calls f with the activation as a constant.
 template <typename F>
