@@ -101,11 +101,16 @@ inline bool softmax_rows_alike(const Tensor& x, const Tensor& y, const Tensor& d
   };
   return alike(y) && alike(dy);
 }
+inline bool softmax_strides_fit(const Tensor& x, const Tensor& y, const Tensor& dy) {
+  const auto fits = [](const Tensor& t) { return !t.defined() || t.row_stride() < (int64_t{1} << 32); };
+  return fits(x) && fits(y) && fits(dy);
+}
 // True of 16-bit rows without lengths or mask, alike in y (dx) and dy, for which the kernels of whole.h and ragged.cu
 // stand where they hold a row.
 inline bool softmax_plain(const Tensor& x, const SoftmaxArgs& args, const Tensor& y, const Tensor& dy) {
-  return size_of(x.dtype()) == 2 && y.dtype() == x.dtype() && softmax_rows_alike(x, y, dy) && !args.lengths.defined() &&
-         !args.mask.defined() && !args.p.defined() && x.dim(0) > 0 && x.dim(0) < (int64_t{1} << 31) && x.dim(1) > 0;
+  return size_of(x.dtype()) == 2 && y.dtype() == x.dtype() && softmax_rows_alike(x, y, dy) &&
+         softmax_strides_fit(x, y, dy) && !args.lengths.defined() && !args.mask.defined() && !args.p.defined() &&
+         x.dim(0) > 0 && x.dim(0) < (int64_t{1} << 31) && x.dim(1) > 0;
 }
 // The instance that runs. two_dtypes: y (dx) has not x's. plain: softmax_plain.
 inline int choose_softmax_instance(Context& context, const char* op, const Tensor& x, const SoftmaxArgs& args,

@@ -11,7 +11,7 @@ namespace frit {
 
 // What the kernels take beside pointers. Strides in elements.
 struct SoftmaxWhole {
-  int64_t x_stride = 0, y_stride = 0, dy_stride = 0;
+  uint32_t x_stride = 0, y_stride = 0, dy_stride = 0;
   int rows = 0, chunks = 0;  // whole vectors of a row
   int cols = 0;
   uint32_t first_row = 0;
@@ -43,7 +43,8 @@ void softmax_backward_ragged_gpu(Context& context, int instance, const SoftmaxSh
                                  const Tensor& x, const Tensor& lse, const Tensor& dx);
 inline SoftmaxWhole softmax_whole(const SoftmaxShape& shape) {
   SoftmaxWhole s;
-  s.x_stride = shape.x_stride, s.y_stride = shape.y_stride, s.dy_stride = shape.dy_stride;
+  s.x_stride = static_cast<uint32_t>(shape.x_stride), s.y_stride = static_cast<uint32_t>(shape.y_stride);
+  s.dy_stride = static_cast<uint32_t>(shape.dy_stride);
   s.rows = static_cast<int>(shape.rows), s.chunks = shape.cols / 8, s.cols = shape.cols;
   s.first_row = shape.first_row;
   // A divisor of 2^31 or more leaves no quotient but 0.
@@ -60,9 +61,15 @@ constexpr int softmax_whole_blocks(int vectors, bool backward) {
   return vectors == 2 ? (backward ? 9 : 10) : vectors == 4 ? (backward ? 6 : 8) : backward ? 4 : 5;
 }
 
+// Where a row begins; one multiplication where 64-bit strides would take three.
+FRIT_DEVICE int64_t softmax_row(uint32_t row, uint32_t stride) {
+  return static_cast<int64_t>(uint64_t{row} * stride);
+}
+
 // Where a thread stands.
 struct SoftmaxWholePlace {
-  int lane = 0, row = 0;
+  int lane = 0;
+  uint32_t row = 0;
   bool active = false;
   int chunks = 0;                              // the row's vectors; 0 past the last row
   uint32_t dropout_row = 0, dropout_head = 0;  // counters of Philox
@@ -74,7 +81,7 @@ FRIT_DEVICE SoftmaxWholePlace softmax_whole_place(const SoftmaxWhole& s) {
   const uint32_t row = static_cast<uint32_t>(block_index()) * (kSoftmaxThreads / G) + thread / G;
   at.lane = static_cast<int>(thread % G);
   at.active = row < static_cast<uint32_t>(s.rows);
-  at.row = at.active ? static_cast<int>(row) : 0;
+  at.row = at.active ? row : 0;
   at.chunks = at.active ? s.chunks : 0;
   const uint32_t head = s.by_head(row);
   at.dropout_row = s.first_row + row - head * s.by_head.divisor, at.dropout_head = head;
@@ -108,7 +115,7 @@ softmax_forward_whole_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Glo
   const uint32_t lowest = pack2(T(), -INFINITY, -INFINITY);
 
   Vec<T, N> v[V];
-  const Global<const T> from = x + (at.row * s.x_stride + at.lane * N);
+  const Global<const T> from = x + (softmax_row(at.row, s.x_stride) + at.lane * N);
   FRIT_UNROLL
   for (int i = 0; i < V; ++i) {
     FRIT_UNROLL
@@ -141,7 +148,7 @@ softmax_forward_whole_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Glo
   if (lse && at.active && at.lane == 0) store(lse, at.row, sum == 0 ? -INFINITY : (shift + log2_fast(sum)) * kLn2);
   const float kept = sum == 0 ? 0.0f : reciprocal_fast(sum) * s.dropout.scale;
 
-  const Global<T> to = y + (at.row * s.y_stride + at.lane * N);
+  const Global<T> to = y + (softmax_row(at.row, s.y_stride) + at.lane * N);
   FRIT_UNROLL
   for (int i = 0; i < V; ++i) {
     if (!early && i % 2 == 0) words = softmax_words(s, at, i * G + at.lane, (i + 1) * G + at.lane);
@@ -162,8 +169,8 @@ softmax_backward_whole_kernel(SoftmaxWhole s, Global<const T> dy, Global<const T
   wait_for_previous();
   const SoftmaxWholePlace at = softmax_whole_place<G>(s);
   Vec<T, N> v[V], g[V];
-  const Global<const T> x_from = x + (at.row * s.x_stride + at.lane * N);
-  const Global<const T> dy_from = dy + (at.row * s.dy_stride + at.lane * N);
+  const Global<const T> x_from = x + (softmax_row(at.row, s.x_stride) + at.lane * N);
+  const Global<const T> dy_from = dy + (softmax_row(at.row, s.dy_stride) + at.lane * N);
   FRIT_UNROLL
   for (int i = 0; i < V; ++i)
     if (i * G + at.lane < at.chunks) {
@@ -197,7 +204,7 @@ softmax_backward_whole_kernel(SoftmaxWhole s, Global<const T> dy, Global<const T
   const float mean = warp_sum<G>(sum) * factor;
   // A row of -inf alone has no gradient, whatever dy is.
   const bool none = log_sum == -INFINITY;
-  const Global<T> to = dx + (at.row * s.y_stride + at.lane * N);
+  const Global<T> to = dx + (softmax_row(at.row, s.y_stride) + at.lane * N);
   FRIT_UNROLL
   for (int i = 0; i < V; ++i) {
     if (i * G + at.lane >= at.chunks) continue;
