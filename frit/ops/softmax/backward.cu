@@ -9,16 +9,16 @@ void softmax_backward_gpu(Context& context, const Tensor& dy, const Tensor& x, c
                           const SoftmaxArgs& args, const Tensor& dx) {
   if (args.p.defined()) return softmax_backward_stored_gpu(context, dy, lse, args, dx);
   const bool two_dtypes = dx.dtype() != x.dtype();
-  const int instance = choose_softmax_instance(context, "softmax_backward", x, args, two_dtypes);
+  const bool plain = softmax_plain(x, args, dx, dy), ragged = !softmax_rows_whole(x, dx, dy);
+  const int instance = choose_softmax_instance(context, "softmax_backward", x, args, two_dtypes, plain);
   SoftmaxShape s = softmax_shape(x, args, dx);
   s.dy_stride = dy.row_stride();
-  const bool plain = softmax_plain(x, args, two_dtypes), ragged = !softmax_rows_whole(x, dx, dy);
   if (const int vectors = softmax_whole_vectors(instance, x.dim(1), ragged); vectors > 0 && plain) {
     if (ragged) return softmax_backward_ragged_gpu(context, instance, s, dy, x, lse, dx);
     const auto start = [&](auto t) {
       using T = decltype(t);
       for_softmax_whole(instance, vectors, [&](auto g, auto v) {
-        launch(context, "softmax_backward_whole_kernel", softmax_backward_whole_kernel<T, g, v, false>,
+        launch(context, "softmax_backward_whole_kernel", softmax_backward_whole_kernel<T, g, v>,
                softmax_launch(instance, s.rows), softmax_whole(s), global<const T>(dy), global<const T>(x),
                global<const float>(lse), global<T>(dx));
       });

@@ -9,15 +9,15 @@ void softmax_forward_gpu(Context& context, const Tensor& x, const SoftmaxArgs& a
                          const Tensor& lse) {
   if (args.p.defined()) return softmax_forward_stored_gpu(context, x, args, y, lse);
   const bool two_dtypes = y.dtype() != x.dtype();
-  const int instance = choose_softmax_instance(context, "softmax_forward", x, args, two_dtypes);
+  const bool plain = softmax_plain(x, args, y, Tensor()), ragged = !softmax_rows_whole(x, y, Tensor());
+  const int instance = choose_softmax_instance(context, "softmax_forward", x, args, two_dtypes, plain);
   const SoftmaxShape s = softmax_shape(x, args, y);
-  const bool plain = softmax_plain(x, args, two_dtypes), ragged = !softmax_rows_whole(x, y, Tensor());
   if (const int vectors = softmax_whole_vectors(instance, x.dim(1), ragged); vectors > 0 && plain) {
     if (ragged) return softmax_forward_ragged_gpu(context, instance, s, x, y, lse);
     const auto start = [&](auto t) {
       using T = decltype(t);
       for_softmax_whole(instance, vectors, [&](auto g, auto v) {
-        launch(context, "softmax_forward_whole_kernel", softmax_forward_whole_kernel<T, g, v, false>,
+        launch(context, "softmax_forward_whole_kernel", softmax_forward_whole_kernel<T, g, v>,
                softmax_launch(instance, s.rows), softmax_whole(s), global<const T>(x), global<T>(y),
                global<float>(lse));
       });

@@ -93,16 +93,29 @@ inline int64_t softmax_chunks(const Tensor& x) {
   const bool aligned = x.row_stride() % n == 0 && reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0;
   return (x.dim(1) + (aligned ? 0 : n - 1) + n - 1) / n;
 }
-// True of 16-bit rows without lengths or mask, for which the kernels of whole.h stand where they hold a row.
-inline bool softmax_plain(const Tensor& x, const SoftmaxArgs& args, bool two_dtypes) {
-  return size_of(x.dtype()) == 2 && !two_dtypes && !args.lengths.defined() && !args.mask.defined() &&
-         !args.p.defined() && x.dim(0) > 0 && x.dim(0) < (int64_t{1} << 31) && x.dim(1) > 0;
+// True if rows of y (dx) and dy begin as far past a multiple of 16 bytes as the same ones of x.
+inline bool softmax_rows_alike(const Tensor& x, const Tensor& y, const Tensor& dy) {
+  const auto alike = [&](const Tensor& t) {
+    return !t.defined() || ((t.row_stride() % 8 == x.row_stride() % 8 || x.dim(0) == 1) &&
+                            reinterpret_cast<uintptr_t>(t.raw()) % 16 == reinterpret_cast<uintptr_t>(x.raw()) % 16);
+  };
+  return alike(y) && alike(dy);
 }
-// The instance that runs. two_dtypes: y (dx) has not x's.
+inline bool softmax_strides_fit(const Tensor& x, const Tensor& y, const Tensor& dy) {
+  const auto fits = [](const Tensor& t) { return !t.defined() || t.row_stride() < (int64_t{1} << 32); };
+  return fits(x) && fits(y) && fits(dy);
+}
+// True of 16-bit rows without lengths or mask, alike in y (dx) and dy, for which the kernels of whole.h and ragged.cu
+// stand where they hold a row.
+inline bool softmax_plain(const Tensor& x, const SoftmaxArgs& args, const Tensor& y, const Tensor& dy) {
+  return size_of(x.dtype()) == 2 && y.dtype() == x.dtype() && softmax_rows_alike(x, y, dy) &&
+         softmax_strides_fit(x, y, dy) && !args.lengths.defined() && !args.mask.defined() && !args.p.defined() &&
+         x.dim(0) > 0 && x.dim(0) < (int64_t{1} << 31) && x.dim(1) > 0;
+}
+// The instance that runs. two_dtypes: y (dx) has not x's. plain: softmax_plain.
 inline int choose_softmax_instance(Context& context, const char* op, const Tensor& x, const SoftmaxArgs& args,
-                                   bool two_dtypes) {
+                                   bool two_dtypes, bool plain) {
   const int64_t chunks = softmax_chunks(x);
-  const bool plain = softmax_plain(x, args, two_dtypes);
   const auto accepts = [&](int i) {
     if (plain && i == kRowPerWarp) return x.dim(1) / 8 <= softmax_lanes(i) * softmax_vectors(i);
     return i == kAny || (!args.mask.defined() && !two_dtypes &&

@@ -1,19 +1,17 @@
 // softmax's kernels for 16-bit rows without lengths or mask, as whole aligned vectors: no vector is cut, so that
-// neither tails nor shifted dropout bits cost instructions. Rows of any width or alignment that a warp each takes
-// (`ragged`) are brought to the place of aligned ones first (frit/simt/ragged.h).
+// neither tails nor shifted dropout bits cost instructions. Rows of any width or alignment: ragged.cu.
 //
 // G threads work on a row; vector i of thread t is the row's (i * G + t)-th. All V vectors of a thread are in
 // registers.
 #pragma once
 #include "frit/ops/softmax/rows.h"
-#include "frit/simt/ragged.h"
 #include "frit/simt/whole_columns.h"
 
 namespace frit {
 
 // What the kernels take beside pointers. Strides in elements.
 struct SoftmaxWhole {
-  int64_t x_stride = 0, y_stride = 0, dy_stride = 0;
+  uint32_t x_stride = 0, y_stride = 0, dy_stride = 0;
   int rows = 0, chunks = 0;  // whole vectors of a row
   int cols = 0;
   uint32_t first_row = 0;
@@ -28,7 +26,7 @@ inline int softmax_whole_vectors(int instance, int64_t cols, bool ragged) {
   const int64_t chunks = cols / 8;
   if (instance == kRowPer8Lanes && chunks <= 16 && !ragged) return 2;
   if (instance == kRowPerWarp && chunks <= 64) return 2;
-  if (instance == kLongRowPerWarp && chunks <= 256) return chunks <= 128 ? 4 : 8;
+  if (instance == kLongRowPerWarp && chunks <= 256) return chunks <= 64 ? 2 : chunks <= 128 ? 4 : 8;
   return 0;
 }
 // True if all rows of x, y (dx) and dy are whole aligned vectors of 16-bit elements.
@@ -38,14 +36,15 @@ inline bool softmax_rows_whole(const Tensor& x, const Tensor& y, const Tensor& d
   };
   return x.dim(1) % 8 == 0 && whole(x) && whole(y) && whole(dy);
 }
-// Of rows that are not, an instance with softmax_whole_vectors > 0.
+// Of rows that are alike but not whole, an instance with softmax_whole_vectors > 0.
 void softmax_forward_ragged_gpu(Context& context, int instance, const SoftmaxShape& shape, const Tensor& x,
                                 const Tensor& y, const Tensor& lse);
 void softmax_backward_ragged_gpu(Context& context, int instance, const SoftmaxShape& shape, const Tensor& dy,
                                  const Tensor& x, const Tensor& lse, const Tensor& dx);
 inline SoftmaxWhole softmax_whole(const SoftmaxShape& shape) {
   SoftmaxWhole s;
-  s.x_stride = shape.x_stride, s.y_stride = shape.y_stride, s.dy_stride = shape.dy_stride;
+  s.x_stride = static_cast<uint32_t>(shape.x_stride), s.y_stride = static_cast<uint32_t>(shape.y_stride);
+  s.dy_stride = static_cast<uint32_t>(shape.dy_stride);
   s.rows = static_cast<int>(shape.rows), s.chunks = shape.cols / 8, s.cols = shape.cols;
   s.first_row = shape.first_row;
   // A divisor of 2^31 or more leaves no quotient but 0.
@@ -58,13 +57,19 @@ inline SoftmaxWhole softmax_whole(const SoftmaxShape& shape) {
 namespace simt {
 
 // Blocks a multiprocessor should hold at least, which bounds registers.
-constexpr int softmax_whole_blocks(int vectors, bool backward, bool ragged) {
-  return vectors == 2 ? (backward ? 9 : 10) - ragged : vectors == 4 ? (backward ? 6 : 8 - ragged) : backward ? 4 : 5;
+constexpr int softmax_whole_blocks(int vectors, bool backward) {
+  return vectors == 2 ? (backward ? 9 : 10) : vectors == 4 ? (backward ? 6 : 8) : backward ? 4 : 5;
+}
+
+// Where a row begins; one multiplication where 64-bit strides would take three.
+FRIT_DEVICE int64_t softmax_row(uint32_t row, uint32_t stride) {
+  return static_cast<int64_t>(uint64_t{row} * stride);
 }
 
 // Where a thread stands.
 struct SoftmaxWholePlace {
-  int lane = 0, row = 0;
+  int lane = 0;
+  uint32_t row = 0;
   bool active = false;
   int chunks = 0;                              // the row's vectors; 0 past the last row
   uint32_t dropout_row = 0, dropout_head = 0;  // counters of Philox
@@ -76,7 +81,7 @@ FRIT_DEVICE SoftmaxWholePlace softmax_whole_place(const SoftmaxWhole& s) {
   const uint32_t row = static_cast<uint32_t>(block_index()) * (kSoftmaxThreads / G) + thread / G;
   at.lane = static_cast<int>(thread % G);
   at.active = row < static_cast<uint32_t>(s.rows);
-  at.row = at.active ? static_cast<int>(row) : 0;
+  at.row = at.active ? row : 0;
   at.chunks = at.active ? s.chunks : 0;
   const uint32_t head = s.by_head(row);
   at.dropout_row = s.first_row + row - head * s.by_head.divisor, at.dropout_head = head;
@@ -89,65 +94,43 @@ FRIT_DEVICE DropoutWords<2> softmax_words(const SoftmaxWhole& s, const SoftmaxWh
                           {static_cast<uint32_t>(chunk), static_cast<uint32_t>(other)}, at.dropout_head);
 }
 
-// The random word, in its upper half, of the column that a lane of 8 to 14 has of a ragged row's rest: the block lies
-// in words, of its second vector if `second`, of lane `owner`.
-template <int M>
-FRIT_DEVICE uint32_t softmax_rest_word(const DropoutWords<M>& words, bool second, int owner) {
-  uint32_t all[4];
+// The largest of the pairs of G neighbouring lanes; a NaN gives way. Cost: log2(G) shuffles, 2 instructions each.
+template <int G, typename T>
+FRIT_DEVICE float softmax_pair_max(T type, uint32_t pair) {
   FRIT_UNROLL
-  for (int w = 0; w < 4; ++w) all[w] = shuffle(second ? words.v[M - 1][w] : words.v[0][w], owner);
-  const uint32_t low = lane() & 2 ? all[1] : all[0], high = lane() & 2 ? all[3] : all[2];
-  const uint32_t word = lane() & 4 ? high : low;
-  return lane() & 1 ? word : word << 16;
-}
-// The same where no lane's vectors are the rest's: one block more.
-FRIT_DEVICE uint32_t softmax_rest_word(const SoftmaxWhole& s, const SoftmaxWholePlace& at) {
-  const DropoutWords<1> words =
-      dropout_words<1>(s.dropout, {at.dropout_row}, {static_cast<uint32_t>(s.chunks)}, at.dropout_head);
-  return softmax_rest_word(words, false, lane());
+  for (int bits = G / 2; bits > 0; bits /= 2) pair = max2(type, pair, shuffle_xor(pair, bits));
+  return fmaxf(widen(T::from_bits(static_cast<uint16_t>(pair))),
+               widen(T::from_bits(static_cast<uint16_t>(pair >> 16))));
 }
 
-template <typename T, int G, int V, bool ragged>
-FRIT_KERNEL(kSoftmaxThreads, softmax_whole_blocks(V, false, ragged))
+template <typename T, int G, int V>
+FRIT_KERNEL(kSoftmaxThreads, softmax_whole_blocks(V, false))
 softmax_forward_whole_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Global<float> lse) {
   constexpr int N = 8;
-  static_assert(!ragged || G == 32);
   constexpr bool early = V == 2;  // random words fit beside the loads that they hide
   wait_for_previous();
   const SoftmaxWholePlace at = softmax_whole_place<G>(s);
-  if (ragged && !at.active) return;
   const uint32_t threshold = dropout_threshold(s.dropout);
   const float c = s.scale * kLog2E;
   const uint32_t lowest = pack2(T(), -INFINITY, -INFINITY);
 
   Vec<T, N> v[V];
-  Ragged<T, V> layout(s.cols);
-  T rest = convert<T>(-INFINITY);
-  if constexpr (ragged) {
-    layout.template start<Cache::kStream>(x + at.row * s.x_stride, convert<T>(-INFINITY), v, rest);
-  } else {
-    const Global<const T> from = x + (at.row * s.x_stride + at.lane * N);
+  const Global<const T> from = x + (softmax_row(at.row, s.x_stride) + at.lane * N);
+  FRIT_UNROLL
+  for (int i = 0; i < V; ++i) {
     FRIT_UNROLL
-    for (int i = 0; i < V; ++i) {
-      FRIT_UNROLL
-      for (int k = 0; k < N / 2; ++k) v[i].pairs[k] = lowest;
-      if (i * G + at.lane < at.chunks) v[i] = load_vec<N, Cache::kStream>(from, i * G * N);
-    }
+    for (int k = 0; k < N / 2; ++k) v[i].pairs[k] = lowest;
+    if (i * G + at.lane < at.chunks) v[i] = load_vec<N, Cache::kStream>(from, i * G * N);
   }
   DropoutWords<2> words;
   if constexpr (early) words = softmax_words(s, at, at.lane, G + at.lane);
-  if constexpr (ragged) {
-    layout.finish(convert<T>(-INFINITY), v, rest);
-    if (!layout.has_rest()) rest = convert<T>(-INFINITY);
-  }
-  uint32_t tops = ragged ? rest.bits | lowest << 16 : lowest;
+  uint32_t tops = lowest;
   FRIT_UNROLL
   for (int i = 0; i < V; ++i) {
     FRIT_UNROLL
     for (int k = 0; k < N / 2; ++k) tops = max2(T(), tops, v[i].pairs[k]);
   }
-  const float top = warp_max<G>(
-      fmaxf(widen(T::from_bits(static_cast<uint16_t>(tops))), widen(T::from_bits(static_cast<uint16_t>(tops >> 16)))));
+  const float top = softmax_pair_max<G>(T(), tops);
   // Nothing but -inf: exponentials are 0 then, and NaN where x is NaN, which the maximum passes over.
   const float shift = top == -INFINITY ? 0.0f : top * c;
   float e[V][N], sum = 0;
@@ -157,78 +140,51 @@ softmax_forward_whole_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Glo
     FRIT_UNROLL
     for (int k = 0; k < N; ++k) {
       e[i][k] = exp2_fast(fmaf(widen(static_cast<T>(v[i][k])), c, -shift));
-      part += e[i][k];
+      part = k == 0 ? e[i][k] : part + e[i][k];
     }
     sum += part;
   }
-  const float e_rest = ragged ? exp2_fast(fmaf(widen(rest), c, -shift)) : 0.0f;
-  if constexpr (ragged) sum += e_rest;
   sum = warp_sum<G>(sum);
   if (lse && at.active && at.lane == 0) store(lse, at.row, sum == 0 ? -INFINITY : (shift + log2_fast(sum)) * kLn2);
   const float kept = sum == 0 ? 0.0f : reciprocal_fast(sum) * s.dropout.scale;
 
-  const Global<T> to = y + (at.row * s.y_stride + (ragged ? 0 : at.lane * N));
-  const bool has_rest = ragged && s.cols % N != 0;
-  uint32_t rest_word = 0;
-  if (has_rest && s.chunks == V * G) rest_word = softmax_rest_word(s, at);
+  const Global<T> to = y + (softmax_row(at.row, s.y_stride) + at.lane * N);
   FRIT_UNROLL
   for (int i = 0; i < V; ++i) {
     if (!early && i % 2 == 0) words = softmax_words(s, at, i * G + at.lane, (i + 1) * G + at.lane);
-    if (has_rest && i % 2 == 0 && s.chunks / (2 * G) == i / 2)
-      rest_word = softmax_rest_word(words, s.chunks / G % 2 == 1, s.chunks % G);
-    if (!ragged && i * G + at.lane >= at.chunks) continue;
+    if (i * G + at.lane >= at.chunks) continue;
     Vec<float, N> out;
     FRIT_UNROLL
     for (int k = 0; k < N; ++k) out[k] = e[i][k] * (words.kept(i % 2, k, threshold) ? kept : 0.0f);
     v[i] = from_float<T>(out);
-    if constexpr (!ragged) store_vec<N, Cache::kStream>(to, i * G * N, v[i]);
+    store_vec<N, Cache::kStream>(to, i * G * N, v[i]);
   }
-  if constexpr (ragged)
-    layout.template write<Cache::kStream>(to, v, convert<T>(e_rest * (rest_word >= threshold ? kept : 0.0f)));
 }
 
-template <typename T, int G, int V, bool ragged>
-FRIT_KERNEL(kSoftmaxThreads, softmax_whole_blocks(V, true, ragged))
+template <typename T, int G, int V>
+FRIT_KERNEL(kSoftmaxThreads, softmax_whole_blocks(V, true))
 softmax_backward_whole_kernel(SoftmaxWhole s, Global<const T> dy, Global<const T> x, Global<const float> lse,
                               Global<T> dx) {
   constexpr int N = 8;
-  static_assert(!ragged || G == 32);
   wait_for_previous();
   const SoftmaxWholePlace at = softmax_whole_place<G>(s);
-  if (ragged && !at.active) return;
   Vec<T, N> v[V], g[V];
-  Ragged<T, V> layout(s.cols), dy_layout(s.cols);
-  T rest = T(), dy_rest = T();
-  if constexpr (ragged) {
-    layout.template start<Cache::kStream>(x + at.row * s.x_stride, T(), v, rest);
-    dy_layout.template start<Cache::kStream>(dy + at.row * s.dy_stride, T(), g, dy_rest);
-  } else {
-    const Global<const T> x_from = x + (at.row * s.x_stride + at.lane * N);
-    const Global<const T> dy_from = dy + (at.row * s.dy_stride + at.lane * N);
-    FRIT_UNROLL
-    for (int i = 0; i < V; ++i)
-      if (i * G + at.lane < at.chunks) {
-        v[i] = load_vec<N, Cache::kStream>(x_from, i * G * N);
-        g[i] = load_vec<N, Cache::kStream>(dy_from, i * G * N);
-      }
-  }
+  const Global<const T> x_from = x + (softmax_row(at.row, s.x_stride) + at.lane * N);
+  const Global<const T> dy_from = dy + (softmax_row(at.row, s.dy_stride) + at.lane * N);
+  FRIT_UNROLL
+  for (int i = 0; i < V; ++i)
+    if (i * G + at.lane < at.chunks) {
+      v[i] = load_vec<N, Cache::kStream>(x_from, i * G * N);
+      g[i] = load_vec<N, Cache::kStream>(dy_from, i * G * N);
+    }
   const float log_sum = at.active ? load(lse, at.row) : -INFINITY;
   const uint32_t threshold = dropout_threshold(s.dropout);
   const float c = s.scale * kLog2E, shift = log_sum * kLog2E;
-  if constexpr (ragged) {
-    layout.finish(T(), v, rest);
-    dy_layout.finish(T(), g, dy_rest);
-  }
-  const bool has_rest = ragged && s.cols % N != 0;
-  uint32_t rest_word = 0;
-  if (has_rest && s.chunks == V * G) rest_word = softmax_rest_word(s, at);
   DropoutWords<2> words;
   float p[V][N], sum = 0;
   FRIT_UNROLL
   for (int i = 0; i < V; ++i) {
     if (i % 2 == 0) words = softmax_words(s, at, i * G + at.lane, (i + 1) * G + at.lane);
-    if (has_rest && i % 2 == 0 && s.chunks / (2 * G) == i / 2)
-      rest_word = softmax_rest_word(words, s.chunks / G % 2 == 1, s.chunks % G);
     if (i * G + at.lane >= at.chunks) continue;
     // What dropout zeroed has a zero gradient from here on.
     FRIT_UNROLL
@@ -244,16 +200,11 @@ softmax_backward_whole_kernel(SoftmaxWhole s, Global<const T> dy, Global<const T
     }
     sum += part;
   }
-  float p_rest = 0, g_rest = 0;
-  if (ragged && layout.has_rest()) {
-    p_rest = exp2_fast(fmaf(widen(rest), c, -shift)), g_rest = rest_word >= threshold ? widen(dy_rest) : 0.0f;
-    sum = fmaf(p_rest, g_rest, sum);
-  }
   const float factor = s.scale * s.dropout.scale;
   const float mean = warp_sum<G>(sum) * factor;
   // A row of -inf alone has no gradient, whatever dy is.
   const bool none = log_sum == -INFINITY;
-  const Global<T> to = dx + (at.row * s.y_stride + (ragged ? 0 : at.lane * N));
+  const Global<T> to = dx + (softmax_row(at.row, s.y_stride) + at.lane * N);
   FRIT_UNROLL
   for (int i = 0; i < V; ++i) {
     if (i * G + at.lane >= at.chunks) continue;
@@ -261,10 +212,8 @@ softmax_backward_whole_kernel(SoftmaxWhole s, Global<const T> dy, Global<const T
     FRIT_UNROLL
     for (int k = 0; k < N; ++k) out[k] = p[i][k] * fmaf(widen(static_cast<T>(g[i][k])), factor, -mean);
     g[i] = none ? Vec<T, N>{} : from_float<T>(out);
-    if constexpr (!ragged) store_vec<N, Cache::kStream>(to, i * G * N, g[i]);
+    store_vec<N, Cache::kStream>(to, i * G * N, g[i]);
   }
-  if constexpr (ragged)
-    layout.template write<Cache::kStream>(to, g, none ? T() : convert<T>(p_rest * fmaf(g_rest, factor, -mean)));
 }
 
 // Calls f with G and V of the instance's kernel for whole rows, as constants.
