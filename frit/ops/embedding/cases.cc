@@ -195,6 +195,9 @@ std::vector<OpCase> embedding_cases() {
     cases.push_back(make({9, 0, 14}, 1030, 30, dtype, {.instances = true}));
     cases.push_back(make({130, 70}, 131, 3, dtype, {.learned = false, .instances = true, .note = "/fixed_positions"}));
     cases.push_back(make(std::vector<int64_t>(70, 2), 19, 300, dtype, {.note = "/70_sequences"}));
+    if (dtype == DType::kBF16)  // more than the warps of a block look at in one go
+      for (int64_t vocabulary : {9, 100})
+        cases.push_back(make(std::vector<int64_t>(25, 701), 8, vocabulary, dtype, {.learned = false, .note = "/many"}));
     // No word has many tokens: what is read and written is known.
     for (int64_t width : {64, 256, 520}) {
       cases.push_back(make({3, 11, 2}, width, 100, dtype, {.learned = false, .counts = true, .note = "/counted"}));
