@@ -130,28 +130,22 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
     c.forward_gpu.written_bytes = tokens * width * size;
   }
   const int64_t pieces = (tokens + kEmbeddingPiece - 1) / kEmbeddingPiece;
-  const auto scratch = [=](int64_t rows) {
-    return static_cast<int64_t>(align_up((rows + 1) * 4) + 2 * align_up(tokens * 4) + align_up(pieces * 4) +
-                                align_up(2 * pieces * ((width + 3) / 4 * 4) * 4));
-  };
+  const auto scratch = static_cast<int64_t>(align_up(tokens * 4) + align_up(pieces * 16) +
+                                            align_up(2 * pieces * ((width + 3) / 4 * 4) * 4));
   c.backward_gpu.launches =
       width == 0 ? 0 : (tokens > 0 ? 3 : 1) * (learned ? 2 : 1) + (learned && found && tokens > 0);
   c.backward_gpu.scratch_bytes =
-      width == 0 ? 0
-      : learned
-          ? std::max(scratch(vocabulary), scratch(places) + (found ? static_cast<int64_t>(align_up(tokens * 4)) : 0))
-          : scratch(vocabulary);
+      width == 0 ? 0 : scratch + (learned && found ? static_cast<int64_t>(align_up(tokens * 4)) : 0);
   c.backward_gpu.atomics = 0;
   if (aligned && o.counts && !learned) {
-    const int64_t owners = (vocabulary + 255) / 256;
-    int64_t seen = 0;  // a warp a token sees the one before and up to 31 from it on
-    for (int64_t t = 0; t < tokens; ++t) seen += std::min<int64_t>(31, tokens - t) + (t > 0);
-    c.backward_gpu.barriers = 4;                                        // of the sort
-    c.backward_gpu.read_bytes = owners * (1024 * 4 + 2 * tokens * 4) +  // sort: the last offset, the ids twice
-                                pieces * 32 * 7 * 4 +                   // what a piece needs to know of its runs
-                                seen * 8 + tokens * width * size + (width + 127) / 128 * pieces * 8 * 4;
-    c.backward_gpu.written_bytes =
-        (vocabulary + 1 + 2 * tokens + pieces) * 4 + vocabulary * width * size_of(o.gradient);
+    const int64_t owned = std::clamp<int64_t>((vocabulary + 263) / 264, 4, 256);
+    const int64_t owners = (vocabulary + owned - 1) / owned;
+    c.backward_gpu.barriers = 3;                                       // of the first launch
+    c.backward_gpu.read_bytes = owners * (512 + tokens) * 4 +          // the last offset in every thread, the ids
+                                tokens * width * size +                //
+                                pieces * 32 * 16 +                     // what each lane must know of a piece's runs
+                                (width + 127) / 128 * pieces * 8 * 4;  // and a warp, of all that begin, for 128 columns
+    c.backward_gpu.written_bytes = pieces * 16 + vocabulary * width * size_of(o.gradient);
   }
   if (o.tail > 0) {
     c.incoming_fill = [=](CaseRandom& random, Array& a) {
@@ -201,6 +195,9 @@ std::vector<OpCase> embedding_cases() {
     cases.push_back(make({9, 0, 14}, 1030, 30, dtype, {.instances = true}));
     cases.push_back(make({130, 70}, 131, 3, dtype, {.learned = false, .instances = true, .note = "/fixed_positions"}));
     cases.push_back(make(std::vector<int64_t>(70, 2), 19, 300, dtype, {.note = "/70_sequences"}));
+    if (dtype == DType::kBF16)  // more than the warps of a block look at in one go
+      for (int64_t vocabulary : {9, 100})
+        cases.push_back(make(std::vector<int64_t>(25, 701), 8, vocabulary, dtype, {.learned = false, .note = "/many"}));
     // No word has many tokens: what is read and written is known.
     for (int64_t width : {64, 256, 520}) {
       cases.push_back(make({3, 11, 2}, width, 100, dtype, {.learned = false, .counts = true, .note = "/counted"}));

@@ -233,151 +233,6 @@ embedding_backward_positions_kernel(Global<const int32_t> offsets, int sequences
   store(keys, t, low == sequences ? -1 : static_cast<int32_t>(t - load(offsets, low) + position_offset));
 }
 
-// Tokens and what they are grouped by.
-struct Keys {
-  Global<const int32_t> keys;     // [tokens]; a token with a key outside of [0, count), or `skipped`, counts nothing
-  Global<const int32_t> offsets;  // may be missing; tokens from offsets[sequences] on count nothing
-  int64_t tokens;
-  int32_t sequences, count, skipped;
-};
-
-constexpr int kSortThreads = 1024, kSortWarps = kSortThreads / kWarpSize, kKeyBits = 8, kOwned = 1 << kKeyBits;
-constexpr int64_t kSortShared =
-    (kSortWarps * kOwned + 2 * kWarpSize + kOwned + 1) * static_cast<int64_t>(sizeof(int32_t));
-
-// Sorts tokens by key, keeping their order: starts[k] becomes the place in `order` (and, with its key, in `sorted`) of
-// key k's first token, starts[count] the number of tokens that count; behind them sorted is -1 and order 0. Writes zero
-// to the rows of keys without a token, `out` if it is given. Block b owns kOwned keys and looks
-// through all tokens for them: warp w through its own stretch of them, first counting, then, when the counts before it
-// are known, placing. No block waits for another. Tells the cache to fetch `fetch_bytes` of dy meanwhile, which the
-// next kernel will read.
-template <typename O>
-FRIT_KERNEL(kSortThreads, 1)
-embedding_backward_sort_kernel(Keys a, Global<int32_t> starts, Global<int32_t> order, Global<int32_t> sorted,
-                               Global<O> out, int64_t out_stride, int out_columns, Global<const uint8_t> fetch,
-                               int64_t fetch_bytes) {
-  wait_for_previous();
-  constexpr int64_t kLine = 128;
-  for (int64_t at = (block_index() * kSortThreads + thread_index()) * kLine; at < fetch_bytes;
-       at += block_count() * kSortThreads * kLine)
-    prefetch(fetch, at);
-  const auto counts = shared_array<int32_t>(0);                                     // [warp][owned key]
-  const auto below = shared_array<int32_t>(kSortWarps * kOwned * sizeof(int32_t));  // by warp: tokens of lower keys
-  const auto sums = below + kWarpSize;                                              // by warp: tokens of its keys
-  const auto totals = sums + kWarpSize;                                             // by owned key
-  const auto through_last = totals + kOwned;                                        // tokens of the last key and below
-  const int32_t low = static_cast<int32_t>(block_index()) * kOwned;
-  int64_t real = a.tokens;
-  if (a.offsets) {
-    const int64_t last = load(a.offsets, a.sequences);
-    real = last < real ? last : real;
-  }
-  const int64_t stretch = (real + kSortThreads - 1) / kSortThreads * kWarpSize, begin = warp() * stretch;
-  const int64_t end = begin + stretch < real ? begin + stretch : real;
-  for (int i = thread_index(); i < kSortWarps * kOwned; i += kSortThreads) store(counts, i, 0);
-  barrier();
-
-  // f(token, its key or -1, is the key owned?) for the warp's tokens in order, 32 at a time; several loads in flight.
-  const auto each = [&](auto&& f) {
-    constexpr int kAhead = 8;
-    for (int64_t first = begin; first < end; first += kAhead * kWarpSize) {
-      int32_t key[kAhead];
-      FRIT_UNROLL
-      for (int k = 0; k < kAhead; ++k) {
-        const int64_t t = first + k * kWarpSize + lane();
-        key[k] = t < end ? load(a.keys, t) : -1;
-      }
-      FRIT_UNROLL
-      for (int k = 0; k < kAhead; ++k) {
-        if (key[k] >= a.count || key[k] == a.skipped) key[k] = -1;
-        f(first + k * kWarpSize + lane(), key[k], key[k] >= low && key[k] - low < kOwned);
-      }
-    }
-  };
-  // Among the 32 tokens: this one's place in the warp's list of its key. Lanes of one key are found bit by bit.
-  const auto place = [&](int32_t key, bool mine, auto&& f) {
-    const uint32_t all = ballot(mine);
-    if (all == 0) return;
-    const int local = mine ? key - low : 0;
-    uint32_t peers = all;
-    FRIT_UNROLL
-    for (int bit = 0; bit < kKeyBits; ++bit) {
-      const uint32_t set = ballot(mine && (local >> bit & 1));
-      peers &= local >> bit & 1 ? set : ~set;
-    }
-    const int rank = count_bits(peers & ((1u << lane()) - 1)), cell = warp() * kOwned + local;
-    const int32_t before = mine ? load(counts, cell) : 0;
-    warp_barrier();
-    if (mine && rank == 0) store(counts, cell, before + count_bits(peers));
-    warp_barrier();
-    f(before + rank);
-  };
-
-  int32_t lower = 0;
-  each([&](int64_t, int32_t key, bool mine) {
-    lower += key >= 0 && key < low;
-    place(key, mine, [](int32_t) {});
-  });
-  FRIT_UNROLL
-  for (int bits = kWarpSize / 2; bits > 0; bits /= 2) lower += shuffle_xor(lower, bits);
-  if (lane() == 0) store(below, warp(), lower);
-  barrier();
-
-  // Counts become places: thread k takes key low + k.
-  int32_t total = 0, through = 0;
-  if (thread_index() < kOwned) {
-    for (int w = 0; w < kSortWarps; ++w) {
-      const int cell = w * kOwned + thread_index();
-      const int32_t count = load(counts, cell);
-      store(counts, cell, total);
-      total += count;
-    }
-    through = total;
-    FRIT_UNROLL
-    for (int by = 1; by < kWarpSize; by *= 2) {
-      const int32_t other = shuffle_up(through, by);
-      if (lane() >= by) through += other;
-    }
-    if (lane() == kWarpSize - 1) store(sums, warp(), through);
-  }
-  barrier();
-  if (thread_index() < kOwned) {
-    int32_t start = load(below, lane());
-    FRIT_UNROLL
-    for (int bits = kWarpSize / 2; bits > 0; bits /= 2) start += shuffle_xor(start, bits);
-    for (int w = 0; w < warp(); ++w) start += load(sums, w);
-    start += through - total;
-    for (int w = 0; w < kSortWarps; ++w) {
-      const int cell = w * kOwned + thread_index();
-      store(counts, cell, load(counts, cell) + start);
-    }
-    const int32_t key = low + thread_index();
-    store(totals, thread_index(), key < a.count ? total : 1);
-    if (key < a.count) store(starts, key, start);
-    if (key == a.count - 1) store(starts, key + 1, start + total), store(through_last, 0, start + total);
-  }
-  barrier();
-  if (out) {  // nothing waits for these writes: they go on while the tokens are placed
-    for (int k = warp(); k < kOwned; k += kSortWarps) {
-      if (load(totals, k) != 0) continue;
-      constexpr int kN = kVecOf<O>;
-      const Global<O> row = out + (low + k) * out_stride;
-      const int shift = row_shift(row);
-      for (int column = lane() * kN - shift; column < out_columns; column += kWarpSize * kN)
-        store_span<kN, Cache::kStream>(row, column, out_columns, Vec<O, kN>{});
-    }
-  }
-  if (low + kOwned >= a.count) {
-    for (int64_t i = load(through_last, 0) + thread_index(); i < a.tokens; i += kSortThreads)
-      store(sorted, i, -1), store(order, i, 0);
-  }
-  each([&](int64_t t, int32_t key, bool mine) {
-    place(key, mine, [&](int32_t at) {
-      if (mine) store(order, at, static_cast<int32_t>(t)), store(sorted, at, key);
-    });
-  });
-}
-
 // sum[k] = sum over the tokens that the first `count` lanes hold of mask/keep * dy, at the lane's vectors from `first`
 // on of rows whose vectors begin `shift` columns before them. All lanes of the warp call it.
 template <typename T, typename O, int kVectors, bool kAligned>
@@ -389,7 +244,7 @@ FRIT_DEVICE void sum_run(const Sums<T, O>& a, int32_t tokens, int count, int fir
   FRIT_UNROLL_BY(1)
   for (int i = 0; i < count; ++i) {
     const int32_t t = shuffle(tokens, i);
-    const auto row = read_row<T>(a.dy, t, a.tokens, a.dy_stride, a.columns, shift);
+    const auto row = read_row<T>(a.dy, t, a.keys.tokens, a.dy_stride, a.columns, shift);
     Vec<T, kN> v[kVectors];
     FRIT_UNROLL
     for (int k = 0; k < kVectors; ++k) {
@@ -411,70 +266,148 @@ FRIT_DEVICE void sum_run(const Sums<T, O>& a, int32_t tokens, int count, int fir
   }
 }
 
-// See sums-inl.h.
+// Rows of any type, width and alignment; kAligned: all are whole aligned vectors.
 template <typename T, typename O, bool kAligned>
-FRIT_KERNEL(kRowThreads, 5)
-embedding_backward_rows_kernel(Sums<T, O> a) {
-  wait_for_previous();
-  constexpr int kN = kVecOf<T>, kOut = kVecOf<O>, kVectors = 2;
-  const int64_t item = block_index() * kRowWarps + warp(), at = item - a.pieces;
-  if (at >= a.tokens) return;
-  if (at < 0) {
-    const PieceRuns runs = piece_runs(a, item);
-    for (int part = 0; part < 2; ++part) {
-      const int start = part == 0 ? runs.from[0] : runs.from[1], count = (part == 0 ? runs.to[0] : runs.to[1]) - start;
-      if (count == 0) continue;
-      const int32_t tokens = lane() < count ? load(a.order, start + lane()) : 0;
-      ask_for_rows(a, tokens, count);
-      const Global<float> partial = a.partials + (2 * item + part) * a.partials_stride;
-      for (int first = 0; first * kN < a.columns; first += kWarpSize * kVectors) {
-        Vec<float, kN> sum[kVectors] = {};
-        sum_run<T, O, kVectors, kAligned>(a, tokens, count, first, 0, sum);
-        FRIT_UNROLL
-        for (int k = 0; k < kVectors; ++k) {
-          const int column = (first + k * kWarpSize + lane()) * kN;
+struct AnyRows {
+  using In = T;
+  using Out = O;
+  static constexpr int kWordThreads = 512, kWordBlocks = 1, kPieceBlocks = 5;
+
+  FRIT_DEVICE static void write_zeros(const Sums<T, O>& a, int32_t key) {
+    constexpr int kN = kVecOf<O>;
+    const Global<O> row = a.out + key * a.out_stride;
+    for (int column = lane() * kN - row_shift(row); column < a.columns; column += kWarpSize * kN)
+      store_span<kN, Cache::kStream>(row, column, a.columns, Vec<O, kN>{});
+  }
+  template <bool kPiece>
+  FRIT_DEVICE static void sum(const Sums<T, O>& a, int32_t tokens, int count, int32_t key,
+                              const Global<float>& partial) {
+    constexpr int kN = kVecOf<T>, kOut = kVecOf<O>, kVectors = 2;
+    const Global<O> out = a.out + key * a.out_stride;
+    const int shift = kAligned || kPiece ? 0 : row_shift(out) % kN;
+    FRIT_UNROLL_BY(1)
+    for (int first = 0; first * kN - shift < a.columns; first += kWarpSize * kVectors) {
+      Vec<float, kN> sum[kVectors] = {};
+      sum_run<T, O, kVectors, kAligned>(a, tokens, count, first, shift, sum);
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        const int column = (first + k * kWarpSize + lane()) * kN - shift;
+        if constexpr (kPiece) {
           FRIT_UNROLL
           for (int i = 0; i < kN; i += 4)
             if (column + i < a.columns)
               store_vec<4, Cache::kStream>(partial, column + i,
                                            Vec<float, 4>{sum[k][i], sum[k][i + 1], sum[k][i + 2], sum[k][i + 3]});
-        }
-      }
-    }
-    return;
-  }
-  const Run run = run_from(a, at);
-  if (run.count == 0) return;
-  const int32_t key = run.key, tokens = run.tokens;
-  const int count = run.count;
-  const Global<O> out = a.out + key * a.out_stride;
-  const int shift = kAligned ? 0 : row_shift(out) % kN;
-  for (int first = 0; first * kN - shift < a.columns; first += kWarpSize * kVectors) {
-    Vec<float, kN> sum[kVectors] = {};
-    sum_run<T, O, kVectors, kAligned>(a, tokens, count, first, shift, sum);
-    FRIT_UNROLL
-    for (int k = 0; k < kVectors; ++k) {
-      const int column = (first + k * kWarpSize + lane()) * kN - shift;
-      FRIT_UNROLL
-      for (int i = 0; i < kN; i += kOut) {
-        if (column + i >= a.columns) continue;
-        Vec<float, kOut> x;
-        FRIT_UNROLL
-        for (int j = 0; j < kOut; ++j) x[j] = sum[k][i + j] * a.scale;
-        if (a.accumulate) {
-          const Vec<float, kOut> before =
-              to_float(kAligned ? load_vec<kOut>(out, column + i) : load_span<kOut>(out, column + i, a.columns, O()));
+        } else {
           FRIT_UNROLL
-          for (int j = 0; j < kOut; ++j) x[j] += before[j];
+          for (int i = 0; i < kN; i += kOut) {
+            if (column + i >= a.columns) continue;
+            Vec<float, kOut> x;
+            FRIT_UNROLL
+            for (int j = 0; j < kOut; ++j) x[j] = sum[k][i + j] * a.scale;
+            if (a.accumulate) {
+              const Vec<float, kOut> before = to_float(kAligned ? load_vec<kOut>(out, column + i)
+                                                                : load_span<kOut>(out, column + i, a.columns, O()));
+              FRIT_UNROLL
+              for (int j = 0; j < kOut; ++j) x[j] += before[j];
+            }
+            if constexpr (kAligned)
+              store_vec<kOut, Cache::kStream>(out, column + i, from_float<O>(x));
+            else
+              store_span<kOut, Cache::kStream>(out, column + i, a.columns, from_float<O>(x));
+          }
         }
-        if constexpr (kAligned)
-          store_vec<kOut, Cache::kStream>(out, column + i, from_float<O>(x));
-        else
-          store_span<kOut, Cache::kStream>(out, column + i, a.columns, from_float<O>(x));
       }
     }
   }
-}
+};
+
+// Rows of dy of 16-bit elements that are whole aligned vectors, as the gradient's are.
+template <typename T, typename O>
+struct WholeRows {
+  using In = T;
+  using Out = O;
+  static constexpr int kWordThreads = 512, kWordBlocks = 2, kPieceBlocks = 7, kVectors = 2;
+
+  FRIT_DEVICE static void write_zeros(const Sums<T, O>& a, int32_t key) {
+    constexpr int kN = kVecOf<O>;
+    const Global<O> row = a.out + key * a.out_stride;
+    FRIT_UNROLL_BY(4)
+    for (int column = lane() * kN; column < a.columns; column += kWarpSize * kN)
+      store_vec<kN, Cache::kStream>(row, column, Vec<O, kN>{});
+  }
+  template <bool kPiece>
+  FRIT_DEVICE static void sum(const Sums<T, O>& a, int32_t tokens, int count, int32_t key,
+                              const Global<float>& partial) {
+    const int vectors = a.columns / 8;
+    const uint32_t threshold = dropout_threshold(a.dropout);
+    const float factor = a.dropout.scale * (kPiece ? 1.0f : a.scale);
+    int first = lane(), i = 0;
+    Vec<T, 8> v[kVectors];
+    const auto fetch = [&] {
+      const Global<const T> row = a.dy + shuffle(tokens, i) * a.dy_stride;
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        v[k] = Vec<T, 8>{};
+        if (first + k * kWarpSize < vectors) v[k] = load_vec<8, Cache::kStream>(row, (first + k * kWarpSize) * 8);
+      }
+    };
+    fetch();
+    Vec<float, 8> sum[kVectors] = {};
+    FRIT_UNROLL_BY(1)
+    while (first - lane() < vectors) {
+      // The next vectors are on their way while these are added.
+      const Vec<T, 8> x[kVectors] = {v[0], v[1]};
+      const uint32_t t = static_cast<uint32_t>(shuffle(tokens, i)), group = static_cast<uint32_t>(first);
+      const int at = first;
+      const bool last = ++i == count;
+      if (last) i = 0, first += kWarpSize * kVectors;
+      if (first - lane() < vectors) fetch();
+      const DropoutWords<2> words = dropout_words<2>(a.dropout, {t, t}, {group, group + kWarpSize});
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        FRIT_UNROLL
+        for (int c = 0; c < 8; ++c) sum[k][c] += words.kept(k, c, threshold) ? widen(static_cast<T>(x[k][c])) : 0.0f;
+      }
+      if (!last) continue;
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        const int column = (at + k * kWarpSize) * 8;
+        if (column >= a.columns) continue;
+        FRIT_UNROLL
+        for (int c = 0; c < 8; ++c) sum[k][c] *= factor;
+        if constexpr (kPiece) {
+          write(partial, column, sum[k]);
+        } else {
+          const Global<O> out = a.out + key * a.out_stride;
+          if (a.accumulate) {
+            constexpr int kOut = kVecOf<O>;
+            FRIT_UNROLL
+            for (int c = 0; c < 8; c += kOut) {
+              const Vec<O, kOut> before = load_vec<kOut>(out, column + c);
+              FRIT_UNROLL
+              for (int j = 0; j < kOut; ++j) sum[k][c + j] += widen(static_cast<O>(before[j]));
+            }
+          }
+          write(out, column, sum[k]);
+        }
+      }
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) sum[k] = Vec<float, 8>{};
+    }
+  }
+
+ private:
+  template <typename To>
+  FRIT_DEVICE static void write(const Global<To>& to, int column, const Vec<float, 8>& x) {
+    if constexpr (sizeof(To) == 2) {
+      store_vec<8, Cache::kStream>(to, column, from_float<To>(x));
+    } else {
+      store_vec<4, Cache::kStream>(to, column, Vec<float, 4>{x[0], x[1], x[2], x[3]});
+      store_vec<4, Cache::kStream>(to, column + 4, Vec<float, 4>{x[4], x[5], x[6], x[7]});
+    }
+  }
+};
 
 constexpr int kFinishPieces = 8, kFinishColumns = kWarpSize * 4;
 
@@ -484,17 +417,17 @@ template <typename T, typename O>
 FRIT_KERNEL(kThreads, 4)
 embedding_backward_finish_kernel(Sums<T, O> a) {
   wait_for_previous();
-  constexpr int kPiece = static_cast<int>(kEmbeddingPiece), kAhead = 8;
+  constexpr int kAhead = 8;
   const int64_t groups = (a.pieces + kFinishPieces - 1) / kFinishPieces;
   const int64_t first = block_index() % groups * kFinishPieces;
   const int column = static_cast<int>(block_index() / groups) * kFinishColumns + lane() * 4;
   const auto scratch = shared_array<float>(0);  // [warp][column]
-  const int key = lane() < kFinishPieces && first + lane() < a.pieces ? load(a.finish, first + lane()) : -1;
+  const int key = lane() < kFinishPieces && first + lane() < a.pieces ? load(a.runs, 4 * (first + lane()) + 2) : -1;
   for (uint32_t runs = ballot(key >= 0); runs != 0; runs &= runs - 1) {
     const int which = find_first_set(runs) - 1;
     const int32_t row = shuffle(key, which);
     const int64_t piece = first + which;
-    const int count = static_cast<int>((load(a.starts, row + 1) - 1) / kPiece - piece) + 1;
+    const int count = load(a.runs, 4 * piece + 3);
     Vec<float, 4> sum = {};
     if (column < a.columns) {
       for (int i = warp(); i < count; i += kAhead * kWarps) {
@@ -556,47 +489,40 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
                 bool accumulate, const Tensor& out) {
   const int64_t tokens = keys.tokens, columns = dy.dim(1), pieces = (tokens + kEmbeddingPiece - 1) / kEmbeddingPiece;
   const int64_t partials_stride = (columns + 3) / 4 * 4;
-  Buffer starts = context.allocate({keys.count + 1}, DType::kI32, "embedding.starts");
   Buffer order = context.allocate({tokens}, DType::kI32, "embedding.order");
-  Buffer sorted = context.allocate({tokens}, DType::kI32, "embedding.sorted");
-  Buffer finish = context.allocate({pieces}, DType::kI32, "embedding.finish");
+  Buffer runs = context.allocate({pieces, 4}, DType::kI32, "embedding.runs");
   Buffer partials = context.allocate({2 * pieces, partials_stride}, DType::kF32, "embedding.partials");
-  // As much as the sort leaves time for.
+  // As much as looking through the tokens leaves time for.
   const int64_t fetch = dy.contiguous() ? std::min<int64_t>(dy.bytes(), 16 << 20) : 0;
-  const auto sort = [&]<typename O>(O) {
-    launch(context, "embedding_backward_sort_kernel", embedding_backward_sort_kernel<O>,
-           {(keys.count + kOwned - 1) / kOwned, kSortThreads, kSortShared}, keys, global<int32_t>(starts),
-           global<int32_t>(order), global<int32_t>(sorted), accumulate ? Global<O>() : global<O>(out), out.row_stride(),
-           columns, Global<const uint8_t>(static_cast<const uint8_t*>(dy.raw())), fetch);
-  };
-  dispatch_float(out.dtype(), sort);
   const bool aligned = whole_vectors(dy) && whole_vectors(out), shifted = shifts(dy) && shifts(out);
   dispatch_float(dy.dtype(), [&]<typename T>(T) {
     const auto run = [&]<typename O>(O) {
-      const Sums<T, O> a{global<const int32_t>(starts),
-                         global<const int32_t>(order),
-                         global<const int32_t>(sorted),
+      const Sums<T, O> a{keys,
+                         global<int32_t>(order),
+                         global<int32_t>(runs),
                          global<const T>(dy),
                          global<O>(out),
                          global<float>(partials),
-                         global<int32_t>(finish),
-                         tokens,
                          dy.row_stride(),
                          out.row_stride(),
                          pieces,
-                         keys.count,
+                         fetch,
+                         words_a_block(keys.count),
                          static_cast<int32_t>(columns),
                          static_cast<int32_t>(partials_stride),
                          scale,
                          accumulate,
                          DropoutTable(dropout)};
+      if constexpr (sizeof(T) == 2) {
+        if (aligned) launch_sums<WholeRows<T, O>>(context, a);
+      } else if (aligned) {
+        launch_sums<AnyRows<T, O, true>>(context, a);
+      }
       if constexpr (std::is_same_v<T, O> && sizeof(T) == 2) {
         if (shifted) start_embedding_backward_shifted(context, a);
       }
-      if (!shifted || !std::is_same_v<T, O> || sizeof(T) != 2)
-        launch(context, "embedding_backward_rows_kernel",
-               aligned ? embedding_backward_rows_kernel<T, O, true> : embedding_backward_rows_kernel<T, O, false>,
-               {(pieces + tokens + kRowWarps - 1) / kRowWarps, kRowThreads}, a);
+      if (!aligned && (!shifted || !std::is_same_v<T, O> || sizeof(T) != 2))
+        launch_sums<AnyRows<T, O, false>>(context, a);
       launch(context, "embedding_backward_finish_kernel", embedding_backward_finish_kernel<T, O>,
              {(pieces + kFinishPieces - 1) / kFinishPieces * ((columns + kFinishColumns - 1) / kFinishColumns),
               kThreads, kWarps * kFinishColumns * static_cast<int64_t>(sizeof(float))},

@@ -20,9 +20,8 @@ FRIT_DEVICE ShiftedRow shifted_row(int64_t row, int columns) {
 template <typename T>
 struct SpreadRow {
   Global<const T> begin;  // of the row
-  Global<const T> low,
-      high;  // the aligned vector that the lane's first elements lie in, and the next one if they do too
-  int past;  // elements from low on that are not of them
+  Global<const T> low;    // the aligned vector that the lane's first elements lie in
+  int past, next;         // elements from low on that are not of them; 8 if some of them lie in the next vector
 };
 // Row r of a matrix of `rows`. If the row's last vector lies in one that the matrix ends within, `to` loses it.
 template <typename T>
@@ -31,7 +30,7 @@ FRIT_DEVICE SpreadRow<T> spread_row(const Global<const T>& matrix, int64_t r, in
   const int past = static_cast<int>(from) & 7;
   if (r == rows - 1 && past > 0 && to.vectors > 0 && to.head + 8 * to.vectors + 8 - past > to.columns) --to.vectors;
   const Global<const T> low = matrix + (from - past + 8 * lane());
-  return {matrix + (from - to.head), low, low + (past > 0 ? 8 : 0), past};
+  return {matrix + (from - to.head), low, past, past > 0 ? 8 : 0};
 }
 // The two aligned vectors that the lane's elements of the vectors from j on lie in, and the elements themselves.
 template <typename T>
@@ -40,7 +39,7 @@ struct Spread {
 };
 template <Cache cache, typename T>
 FRIT_DEVICE Spread<T> load_spread(const SpreadRow<T>& row, int j) {
-  return {load_vec<8, cache>(row.low, 8 * j), load_vec<8, cache>(row.high, 8 * j)};
+  return {load_vec<8, cache>(row.low, 8 * j), load_vec<8, cache>(row.low, 8 * j + row.next)};
 }
 template <typename T>
 FRIT_DEVICE Vec<T, 8> join_spread(const Spread<T>& v, int past) {
@@ -67,14 +66,14 @@ FRIT_DEVICE int edge_column(const ShiftedRow& row) {
   const int column = row.head + 8 * row.vectors + lane() - 8;
   return lane() < 24 && column < row.columns ? column : -1;
 }
-// Masks of what no lane draws with its vectors: lane l < 24 has the group of its edge column, lane 24 + c that behind
-// the vectors of chunk c, which are 32 * K. All ones without dropout. Cost: a Philox block and 25 instructions.
-template <int K>
-FRIT_DEVICE KeptRows edge_groups(const DropoutTable& d, int64_t row, int column) {
+// Masks of what no lane draws with its vectors: lane l < 24 has the group of its edge column, lane 24 + c that of
+// vector 32 * (first + c * step). All ones without dropout. Cost: a Philox block and 25 instructions.
+FRIT_DEVICE KeptRows edge_groups(const DropoutTable& d, int64_t row, int column, int first, int step = 0) {
   KeptRows kept;
   if (!d.active) return kept;
   kept.low = kept.high = 0;
-  const uint32_t group = static_cast<uint32_t>(lane() < 24 ? (column < 0 ? 0 : column / 8) : (lane() - 23) * 32 * K);
+  const uint32_t group =
+      static_cast<uint32_t>(lane() < 24 ? (column < 0 ? 0 : column / 8) : kWarpSize * (first + (lane() - 24) * step));
   const DropoutWords<1> words = dropout_words<1>(d, {static_cast<uint32_t>(row)}, {group});
   add_row(kept, words.v[0], dropout_carry(d));
   return kept;
@@ -83,10 +82,11 @@ FRIT_DEVICE bool edge_kept(const KeptRows& edges, int column) {
   return (column & 4 ? edges.high : edges.low) >> (8 * (column & 3) + 7) & 1;
 }
 // Masks of the lane's vectors first + lane, first + 32 + lane, ... of a row, K of them, whose first begins `head`
-// columns behind the row's begin; first is a multiple of 32 * K. All lanes of the warp call it. Cost: a Philox block
-// and 22 instructions a vector.
+// columns behind the row's begin. Lane `beyond` of edges has the group behind them. All lanes of the warp call it.
+// Cost: a Philox block and 22 instructions a vector.
 template <int K>
-FRIT_DEVICE KeptRows shifted_groups(const DropoutTable& d, int64_t row, int head, int first, const KeptRows& edges) {
+FRIT_DEVICE KeptRows shifted_groups(const DropoutTable& d, int64_t row, int head, int first, const KeptRows& edges,
+                                    int beyond) {
   static_assert(K <= 4, "a bit of each byte is free for what crosses it");
   KeptRows kept;
   if (!d.active) return kept;
@@ -99,9 +99,9 @@ FRIT_DEVICE KeptRows shifted_groups(const DropoutTable& d, int64_t row, int head
   FRIT_UNROLL
   for (int k = K - 1; k >= 0; --k) add_row(kept, words.v[k], dropout_carry(d));
   const auto join = [](uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; };
-  const int chunk = 24 + first / (kWarpSize * K);
   const uint32_t low = shuffle(kept.low, (lane() + 1) % kWarpSize), high = shuffle(kept.high, (lane() + 1) % kWarpSize);
-  const uint32_t beyond_low = shuffle(edges.low, chunk) >> (K - 1), beyond_high = shuffle(edges.high, chunk) >> (K - 1);
+  const uint32_t beyond_low = shuffle(edges.low, beyond) >> (K - 1),
+                 beyond_high = shuffle(edges.high, beyond) >> (K - 1);
   uint64_t next = join(low, high);
   if (lane() == kWarpSize - 1) next = join(low << 1 | beyond_low, high << 1 | beyond_high);
   const uint64_t all = join(kept.low, kept.high) >> 8 * head | next << 4 * (8 - head) << 4 * (8 - head);

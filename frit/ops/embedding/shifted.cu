@@ -59,8 +59,9 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
       FRIT_UNROLL
       for (int k = 0; k < kVectors; ++k)
         if (k * kWarpSize < there) w[k] = load_spread<Cache::kDefault>(words, first + k * kWarpSize);
-      if (first == 0) edges = edge_groups<kVectors>(a.dropout, t, column);
-      KeptRows kept = shifted_groups<kVectors>(a.dropout, t, row.head, first, edges);
+      if (first == 0) edges = edge_groups(a.dropout, t, column, kVectors, kVectors);
+      KeptRows kept =
+          shifted_groups<kVectors>(a.dropout, t, row.head, first, edges, 24 + first / (kWarpSize * kVectors));
       FRIT_UNROLL
       for (int k = 0; k < kVectors; ++k) {
         const int j = first + k * kWarpSize;
@@ -82,80 +83,67 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
   }
 }
 
-// Adds dy's rows of a run's tokens, without what is dropped, at the lane's vectors of a
-// row's chunk that begins at `first` to sum and, in the first chunk, at its edge column to edge. All lanes of the warp
-// call it.
+// Backward's rows; see sums-inl.h. A lane has kVectors vectors of a row at a time.
 template <typename T>
-FRIT_DEVICE void sum_shifted(const Sums<T, T>& a, const Run& run, int first, const ShiftedRow& row, int column,
-                             Vec<float, 8> (&sum)[kVectors], float& edge) {
-  const int there = row.vectors - first - lane();
-  FRIT_UNROLL_BY(1)
-  for (int i = 0; i < run.count; ++i) {
-    const int32_t t = shuffle(run.tokens, i);
-    ShiftedRow same = row;
-    const SpreadRow<T> from = spread_row(a.dy, t, a.tokens, same);
-    Spread<T> v[kVectors] = {};
-    FRIT_UNROLL
-    for (int k = 0; k < kVectors; ++k)
-      if (k * kWarpSize < there) v[k] = load_spread<Cache::kStream>(from, first + k * kWarpSize);
-    const T at_edge = first == 0 && column >= 0 ? load(from.begin, column) : T();
-    const KeptRows edges = edge_groups<kVectors>(a.dropout, t, column);
-    KeptRows kept = shifted_groups<kVectors>(a.dropout, t, row.head, first, edges);
-    FRIT_UNROLL
-    for (int k = 0; k < kVectors; ++k) {
-      Vec<T, 8> x = join_spread(v[k], from.past);
-      kept.drop(x);
-      kept.next();
-      FRIT_UNROLL
-      for (int c = 0; c < 8; ++c) sum[k][c] += widen(static_cast<T>(x[c]));
-    }
-    edge += edge_kept(edges, column) ? widen(at_edge) : 0.0f;
-  }
-}
-// See sums-inl.h.
-template <typename T>
-FRIT_KERNEL(kRowThreads, 3)
-embedding_backward_shifted_kernel(Sums<T, T> a) {
-  wait_for_previous();
-  const int64_t item = block_index() * kRowWarps + warp(), at = item - a.pieces;
-  if (at >= a.tokens) return;
-  const bool piece = at < 0;
-  PieceRuns runs;
-  Run run{};
-  if (piece)
-    runs = piece_runs(a, item);
-  else
-    run = run_from(a, at);
-  const Global<T> out = a.out + run.key * a.out_stride;
-  FRIT_UNROLL_BY(1)
-  for (int part = 0; part < (piece ? 2 : 1); ++part) {
-    if (piece) {
-      const int start = part == 0 ? runs.from[0] : runs.from[1];
-      run.count = (part == 0 ? runs.to[0] : runs.to[1]) - start;
-      run.tokens = lane() < run.count ? load(a.order, start + lane()) : 0;
-      ask_for_rows(a, run.tokens, run.count);
-    }
-    if (run.count == 0) continue;
-    ShiftedRow row = piece ? ShiftedRow{a.columns, 0, a.columns / 8} : shifted_row(run.key, a.columns);
-    // dy's last row may have its last vector where dy ends.
-    if (ballot(lane() < run.count && run.tokens == a.tokens - 1)) spread_row(a.dy, a.tokens - 1, a.tokens, row);
+struct ShiftedRows {
+  using In = T;
+  using Out = T;
+  static constexpr int kWordThreads = 384, kWordBlocks = 2, kPieceBlocks = 5, kVectors = 2;
+
+  FRIT_DEVICE static void write_zeros(const Sums<T, T>& a, int32_t key) {
+    const ShiftedRow row = shifted_row(key, a.columns);
+    const Global<T> out = a.out + key * a.out_stride;
+    FRIT_UNROLL_BY(4)
+    for (int j = lane(); j < row.vectors; j += kWarpSize)
+      store_vec<8, Cache::kStream>(out, row.head + 8 * j, Vec<T, 8>{});
     const int column = edge_column(row);
-    const Global<float> partial = a.partials + (2 * item + part) * a.partials_stride;
-    const float factor = a.dropout.scale * (piece ? 1.0f : a.scale);
+    if (column >= 0) store(out, column, T());
+  }
+  template <bool kPiece>
+  FRIT_DEVICE static void sum(const Sums<T, T>& a, int32_t tokens, int count, int32_t key,
+                              const Global<float>& partial) {
+    ShiftedRow row = kPiece ? ShiftedRow{a.columns, 0, a.columns / 8} : shifted_row(key, a.columns);
+    // dy's last row may have its last vector where dy ends.
+    if (ballot(lane() < count && tokens == a.keys.tokens - 1)) spread_row(a.dy, a.keys.tokens - 1, a.keys.tokens, row);
+    const int column = edge_column(row);
+    const Global<T> out = a.out + key * a.out_stride;
+    const float factor = a.dropout.scale * (kPiece ? 1.0f : a.scale);
     FRIT_UNROLL_BY(1)
     for (int first = 0; first < row.vectors || first == 0; first += kWarpSize * kVectors) {
+      const int there = row.vectors - first - lane();
       Vec<float, 8> sum[kVectors] = {};
       float edge = 0;
-      sum_shifted(a, run, first, row, column, sum, edge);
+      FRIT_UNROLL_BY(1)
+      for (int i = 0; i < count; ++i) {
+        const int32_t t = shuffle(tokens, i);
+        ShiftedRow same = row;
+        const SpreadRow<T> from = spread_row(a.dy, t, a.keys.tokens, same);
+        Spread<T> v[kVectors] = {};
+        FRIT_UNROLL
+        for (int k = 0; k < kVectors; ++k)
+          if (k * kWarpSize < there) v[k] = load_spread<Cache::kStream>(from, first + k * kWarpSize);
+        const T at_edge = first == 0 && column >= 0 ? load(from.begin, column) : T();
+        const KeptRows edges = edge_groups(a.dropout, t, column, first / 32 + kVectors);
+        KeptRows kept = shifted_groups<kVectors>(a.dropout, t, row.head, first, edges, 24);
+        FRIT_UNROLL
+        for (int k = 0; k < kVectors; ++k) {
+          Vec<T, 8> x = join_spread(v[k], from.past);
+          kept.drop(x);
+          kept.next();
+          FRIT_UNROLL
+          for (int c = 0; c < 8; ++c) sum[k][c] += widen(static_cast<T>(x[c]));
+        }
+        edge += edge_kept(edges, column) ? widen(at_edge) : 0.0f;
+      }
       FRIT_UNROLL
       for (int k = 0; k < kVectors; ++k) {
         const int j = first + k * kWarpSize + lane();
         if (j >= row.vectors) continue;
         Vec<T, 8> before{};
-        if (!piece && a.accumulate) before = load_vec<8>(out, row.head + 8 * j);
+        if (!kPiece && a.accumulate) before = load_vec<8>(out, row.head + 8 * j);
         FRIT_UNROLL
         for (int c = 0; c < 8; ++c) sum[k][c] = fmaf(sum[k][c], factor, widen(static_cast<T>(before[c])));
-        if (piece) {
+        if constexpr (kPiece) {
           store_vec<4, Cache::kStream>(partial, 8 * j, Vec<float, 4>{sum[k][0], sum[k][1], sum[k][2], sum[k][3]});
           store_vec<4, Cache::kStream>(partial, 8 * j + 4, Vec<float, 4>{sum[k][4], sum[k][5], sum[k][6], sum[k][7]});
         } else {
@@ -164,27 +152,21 @@ embedding_backward_shifted_kernel(Sums<T, T> a) {
       }
       // A partial row goes on to a multiple of 4 columns.
       const int pad = a.columns + lane() - 24;
-      if (piece && first == 0 && pad >= a.columns && pad < a.partials_stride) store(partial, pad, 0.0f);
+      if (kPiece && first == 0 && pad >= a.columns && pad < a.partials_stride) store(partial, pad, 0.0f);
       if (first > 0 || column < 0) continue;
-      if (piece)
+      if constexpr (kPiece)
         store(partial, column, edge * factor);
       else
         store(out, column, convert<T>(fmaf(edge, factor, a.accumulate ? widen(load(out, column)) : 0.0f)));
     }
   }
-}
+};
 
 template <typename T>
 void start(Context& context, const Lookup<T>& a) {
   constexpr int64_t kBlock = kWarps * kEmbeddingTokens;
   launch(context, "embedding_forward_shifted_kernel", embedding_forward_shifted_kernel<T>,
          {(a.tokens + kBlock - 1) / kBlock, kThreads}, a);
-}
-
-template <typename T>
-void start_backward(Context& context, const Sums<T, T>& a) {
-  launch(context, "embedding_backward_shifted_kernel", embedding_backward_shifted_kernel<T>,
-         {(a.pieces + a.tokens + kRowWarps - 1) / kRowWarps, kRowThreads}, a);
 }
 
 }  // namespace
@@ -196,10 +178,10 @@ void start_embedding_forward_shifted(Context& context, const Lookup<float16>& a)
   start(context, a);
 }
 void start_embedding_backward_shifted(Context& context, const Sums<bfloat16, bfloat16>& a) {
-  start_backward(context, a);
+  simt::launch_sums<ShiftedRows<bfloat16>>(context, a);
 }
 void start_embedding_backward_shifted(Context& context, const Sums<float16, float16>& a) {
-  start_backward(context, a);
+  simt::launch_sums<ShiftedRows<float16>>(context, a);
 }
 
 }  // namespace frit
