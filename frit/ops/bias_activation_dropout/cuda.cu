@@ -103,10 +103,11 @@ void bias_activation_dropout_forward_gpu(Context& context, const Tensor& x, cons
       make_column_walk(x, kThreads, usual_rows_a_thread(x.dim(0), x.dim(1), x.dtype()), 0, packed, vectors);
   if (walks_whole(walk, x, vectors) && begins_whole(bias))
     return start_activation_forward_whole(context, walk, x, bias, activation, DropoutTable(dropout), y);
-  if (walks_folded(walk, x))
-    return start_activation_forward_folded(
-        context, make_column_walk(x, kThreads, folded_rows_a_thread(x.dim(0), x.dim(1)), 0, packed, vectors), x, bias,
-        activation, DropoutTable(dropout), y);
+  if (walks_folded(walk, x)) {
+    ColumnWalk folded = walk;
+    fill_folded(folded, x, packed, kFolded, 4);
+    return start_activation_forward_folded(context, folded, x, bias, activation, DropoutTable(dropout), y);
+  }
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);
     launch(context, "bias_activation_dropout_forward_columns_kernel", bias_activation_dropout_forward_columns_kernel<T>,
@@ -132,6 +133,7 @@ void bias_activation_dropout_backward_gpu(Context& context, const Tensor& dy, co
     else
       walk.pieces = wide.pieces;  // the shape alone decides how many rows of partial sums there are
   }
+  if (sums) fill_folded(walk, x, packed, kFoldedSums, 4);
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "bias_activation_dropout.partial");
   if (whole) {

@@ -1,6 +1,7 @@
 #include "frit/ops/bias_activation_dropout/activation-inl.h"
 #include "frit/ops/bias_activation_dropout/whole.h"
 #include "frit/ops/column_sum/walk.h"
+#include "frit/simt/early.h"
 #include "frit/simt/folded_columns.h"
 
 namespace frit {
@@ -9,12 +10,13 @@ namespace {
 using namespace simt;
 
 template <typename T, Activation activation>
-FRIT_KERNEL(kActivationThreads, 3)
+FRIT_KERNEL(kActivationThreads, 4)
 bias_activation_dropout_forward_folded_kernel(ColumnWalk walk, Global<const T> x, Global<const T> bias,
                                               DropoutTable dropout, Global<T> y) {
-  constexpr int N = 8, U = 4;
+  constexpr int N = 8, U = 2;
   wait_for_previous();
   const ColumnPlace at = column_place(walk, x);
+  if (!ballot(at.active)) return;
   const FoldedRows rows = folded_rows(walk, at);
   const Vec<float, N> b = to_float(load_of_columns<N>(walk, at, bias));
   const int64_t step = rows.step * walk.row_stride, begin = rows.first * walk.row_stride + at.column;
@@ -48,14 +50,16 @@ bias_activation_dropout_forward_folded_kernel(ColumnWalk walk, Global<const T> x
 }
 
 template <typename T, Activation activation>
-FRIT_KERNEL(kActivationThreads, 2)
+FRIT_KERNEL(32 * kFoldedSums.warps, 1)
 bias_activation_dropout_backward_folded_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
                                                Global<const T> bias, DropoutTable dropout, Global<T> dx,
                                                Global<float> partial) {
-  constexpr int N = 8, U = activation == Activation::kGelu ? 2 : 4;  // erf takes registers
+  constexpr int N = 8, U = 2;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = column_place(walk, x);
-  const FoldedRows rows = folded_rows(walk, at);
+  FoldedRows rows = folded_rows(walk, at);
+  if (!ballot(at.active)) rows.end = 0;
   const Vec<float, N> b = to_float(load_of_columns<N>(walk, at, bias));
   const int64_t step = rows.step * walk.row_stride, begin = rows.first * walk.row_stride + at.column;
   Global<const T> x_from = x + begin, dy_from = dy + begin;

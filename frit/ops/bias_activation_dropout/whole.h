@@ -1,11 +1,12 @@
 // The kernels for 16-bit rows that are whole aligned vectors, or fold to such, one for each activation.
 #pragma once
 #include "frit/ops/bias_activation_dropout/bias_activation_dropout.h"
-#include "frit/simt/whole_columns.h"
+#include "frit/simt/folded_walk.h"
 
 namespace frit {
 
 constexpr int kActivationThreads = 256, kActivationSumThreads = 1024;  // of a block without and with column sums
+constexpr FoldedBlocks kFolded = {kActivationThreads / 32, 32}, kFoldedSums = {20, 20};
 
 // Calls f with the activation as a constant.
 template <typename F>
