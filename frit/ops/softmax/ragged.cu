@@ -13,7 +13,7 @@ namespace {
 
 // Blocks a multiprocessor should hold at least, which bounds registers.
 constexpr int ragged_blocks(int vectors, bool backward) {
-  return vectors == 2 ? (backward ? 7 : 9) : vectors == 4 ? (backward ? 7 : 8) : backward ? 4 : 5;
+  return vectors == 2 ? (backward ? 6 : 9) : vectors == 4 ? (backward ? 7 : 8) : backward ? 4 : 5;
 }
 
 // Rows that a warp takes at once: short ones leave it little else to do while it waits.
