@@ -153,7 +153,7 @@ BackwardCut BackwardShape::cut(int i, int sums) const {
     // Two rows a group at least: writing and adding partial sums must pay.
     c.blocks = period * std::clamp<int64_t>(over(over(rows, period), 2 * c.groups), 1, 132 / period);
     c.shared_bytes = 4 * (int64_t{c.warps} * v * 256 + c.threads() / 8 + 64 * int64_t{c.groups} + 32) +
-                     int64_t{c.threads()} * 32 * kHeldStages * v;
+                     int64_t{c.threads()} * 64 * v;
     return c;
   }
   const int k = held_by(i);

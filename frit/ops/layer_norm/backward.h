@@ -48,9 +48,6 @@ constexpr int held_block_warps(int vectors) {
   return vectors == 2 ? 16 : 12;
 }
 
-// Rows that each of held's warps has in shared memory: one that is computed and two under way.
-constexpr int kHeldStages = 3;
-
 // How a launch's blocks share out rows: `groups` of `warps` warps each take rows, a batch of them at a time.
 struct BackwardCut {
   int warps = 1, groups = 1;

@@ -19,7 +19,7 @@ struct HeldBackwardRows {
 // The xhat form for 16-bit rows by classes of rows that begin equally far past a multiple of 16 bytes: block b takes
 // rows of class b % period, batch by batch, each group of `warps` warps a row. A lane has V whole aligned vectors of
 // its row; the up to 7 columns before the row's first and the up to 7 behind its last one are one more column in lanes
-// 0 to 6 and 8 to 14 of the row's last warp. A row's vectors are copied to shared memory while the three rows before it
+// 0 to 6 and 8 to 14 of the row's last warp. A row's vectors are copied to shared memory while the two rows before it
 // are computed, so that registers hold the columns' sums and little else. gamma lies in shared memory as fp32. At the
 // end the block's groups are added up in their order.
 //
@@ -33,10 +33,10 @@ layer_norm_backward_held_kernel(HeldBackwardRows s, Global<const T> dy, Global<c
                                 Global<const float> mean, Global<const float> rstd, Global<const T> dresidual,
                                 Global<T> dx, Global<float> partials) {
   wait_for_previous();
-  constexpr int N = 8, kStep = 32 * N, kStages = kHeldStages;
+  constexpr int N = 8, kStep = 32 * N, kStages = 2;
   constexpr int kPairs = 2 * V * N / 4;                   // fours of sums: dgamma's of a vector, then dbeta's
   constexpr bool kAgain = V == 4, kPacked = V == 3;       // has the row no room in registers? As fp32?
-  static_assert(kStages * 2 * V * N * 2 >= kPairs * 16);  // at last the sums lie where the rows lay
+  static_assert(kStages * 2 * V * N * 2 == kPairs * 16);  // at last the sums lie where the rows lay
   const int warps = s.warps, groups = warp_count() / warps, group = warp() / warps, part = warp() - group * warps;
   const bool alone = warps == 1;
   const int period = full ? 1 : s.period, row_class = full ? 0 : static_cast<int>(block_index() % period);
@@ -119,7 +119,7 @@ layer_norm_backward_held_kernel(HeldBackwardRows s, Global<const T> dy, Global<c
   const float w_one = full ? 0.0f : load(ones, 64 * groups + lane());
 
   float sum_gamma[V][N] = {}, sum_beta[V][N] = {}, gamma_one = 0, beta_one = 0;
-  int at = 0, turn = 0;  // the row's place in the ring; which half of scratch: one barrier a row
+  int turn = 0;  // the row's place in the ring; alternates also between two halves of scratch: one barrier a row
   for (int r = begin, batch = begin - group; (alone ? r : batch) < all_rows; r += step, batch += step) {
     const bool live = r < all_rows;
     const float mu = shuffle(of_next, 0), scale = shuffle(of_next, 1), below = -mu * scale;
@@ -132,7 +132,7 @@ layer_norm_backward_held_kernel(HeldBackwardRows s, Global<const T> dy, Global<c
     if (live) {
       FRIT_UNROLL
       for (int k = 0; k < V; ++k) {
-        xs[k] = load_vec<N>(ring, slot(at, 0, k)), dys[k] = load_vec<N>(ring, slot(at, 1, k));
+        xs[k] = load_vec<N>(ring, slot(turn, 0, k)), dys[k] = load_vec<N>(ring, slot(turn, 1, k));
         const Vec<float, N> a = to_float(xs[k]), d = to_float(dys[k]);
         const Vec<float, N> w = row_span::spread_at<N>(gammas, vectors, first + k * 32);
         float sum = 0, product = 0;
@@ -153,10 +153,10 @@ layer_norm_backward_held_kernel(HeldBackwardRows s, Global<const T> dy, Global<c
       }
       if constexpr (kPacked) row_span::keep_packed(xs), row_span::keep_packed(dys);
     }
-    const int stage = at, half = turn;
-    at = at + 1 < kStages ? at + 1 : 0, turn ^= 1;
+    const int stage = turn;
+    turn ^= 1;
     if constexpr (!kAgain) start(r + kStages * step, stage);  // where the row lay, which is in registers by now
-    row_part::row_sums(sums, scratch + (half * groups + group) * warps * 2, warps, part);
+    row_part::row_sums(sums, scratch + (stage * groups + group) * warps * 2, warps, part);
     if (!live) continue;
     if constexpr (kAgain) warp_barrier();  // else nvcc keeps the row
 
