@@ -278,6 +278,10 @@ std::vector<OpCase> softmax_cases() {
            .p_drop = cols == 1000 ? 0.6f : 0.25f,
            .rows_per_head = 4,
            .instances = true});
+    // Pairs of rows of one head, 512 whole columns each: a kernel of their own where the rows are of 16 bits.
+    add({.rows = 10, .cols = 512, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.25f, .rows_per_head = 4});
+    add({.rows = 6, .cols = 512, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.25f, .in_place = true, .stride = 520});
+    add({.rows = 2, .cols = 512, .dtype = dtype, .y_dtype = dtype});
     // Longer than what a block keeps in registers; the row's tail is read again.
     add({.rows = 2, .cols = 8211, .dtype = dtype, .y_dtype = dtype, .p_drop = 0.2f, .instances = true});
     add({.rows = 3, .cols = 700, .dtype = dtype, .y_dtype = dtype, .mask = true, .p_drop = 0.2f});

@@ -5,6 +5,96 @@ namespace frit {
 
 using namespace simt;
 
+namespace {
+
+constexpr int kFullVectors = 2, kFullRows = 2;  // of a lane in a row, and of a warp
+constexpr int kFullWarps = kSoftmaxThreads / 32;
+
+// Whole aligned rows of 512 columns, two to a warp: no vector is missing and nothing is made twice. Rows 2 i and 2 i +
+// 1 are of one head. The same bits as softmax_forward_whole_kernel's.
+template <typename T>
+FRIT_KERNEL(kSoftmaxThreads, 8)
+softmax_forward_full_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Global<float> lse) {
+  constexpr int N = 8, V = kFullVectors, R = kFullRows;
+  wait_for_previous();
+  const uint32_t row = (static_cast<uint32_t>(block_index()) * kFullWarps + static_cast<uint32_t>(warp())) * R;
+  if (row >= static_cast<uint32_t>(s.rows)) return;
+  const int mine = lane() * N;
+
+  Vec<T, N> v[R][V];
+  FRIT_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const Global<const T> from = x + (softmax_row(row + r, s.x_stride) + mine);
+    FRIT_UNROLL
+    for (int i = 0; i < V; ++i) v[r][i] = load_vec<N, Cache::kStream>(from, i * 32 * N);
+  }
+  const uint32_t head = s.by_head(row), counter = s.first_row + row - head * s.by_head.divisor;
+  const uint32_t block = static_cast<uint32_t>(lane());
+  static_assert(V == 2 && R == 2);
+  const DropoutWords<4> words = dropout_words<4>(s.dropout, {counter, counter, counter + 1, counter + 1},
+                                                 {block, block + 32, block, block + 32}, head);
+  const uint32_t threshold = dropout_threshold(s.dropout);
+  const float c = s.scale * kLog2E;
+
+  uint32_t tops[R];
+  FRIT_UNROLL
+  for (int r = 0; r < R; ++r) {
+    tops[r] = v[r][0].pairs[0];
+    FRIT_UNROLL
+    for (int k = 1; k < V * N / 2; ++k) tops[r] = max2(T(), tops[r], v[r][k / (N / 2)].pairs[k % (N / 2)]);
+  }
+  FRIT_UNROLL
+  for (int bits = 16; bits > 0; bits /= 2) {
+    FRIT_UNROLL
+    for (int r = 0; r < R; ++r) tops[r] = max2(T(), tops[r], shuffle_xor(tops[r], bits));
+  }
+  float e[R][V][N], shift[R], sum[R];
+  FRIT_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const float top = softmax_larger<T>(tops[r]);
+    // Nothing but -inf: exponentials are 0 then, and NaN where x is NaN, which the maximum passes over.
+    shift[r] = top == -INFINITY ? 0.0f : top * c;
+    sum[r] = 0;
+    FRIT_UNROLL
+    for (int i = 0; i < V; ++i) {
+      float part = 0;
+      FRIT_UNROLL
+      for (int k = 0; k < N; ++k) {
+        e[r][i][k] = exp2_fast(fmaf(widen(static_cast<T>(v[r][i][k])), c, -shift[r]));
+        part = k == 0 ? e[r][i][k] : part + e[r][i][k];
+      }
+      sum[r] = i == 0 ? part : sum[r] + part;
+    }
+  }
+  FRIT_UNROLL
+  for (int bits = 16; bits > 0; bits /= 2) {
+    FRIT_UNROLL
+    for (int r = 0; r < R; ++r) sum[r] += shuffle_xor(sum[r], bits);
+  }
+  if (lse && lane() < R) {
+    const float of = lane() == 0 ? sum[0] : sum[1], from = lane() == 0 ? shift[0] : shift[1];
+    store(lse, row + lane(), of == 0 ? -INFINITY : (from + log2_fast(of)) * kLn2);
+  }
+  FRIT_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const float kept = sum[r] == 0 ? 0.0f : reciprocal_fast(sum[r]) * s.dropout.scale;
+    const Global<T> to = y + (softmax_row(row + r, s.y_stride) + mine);
+    FRIT_UNROLL
+    for (int i = 0; i < V; ++i) {
+      Vec<float, N> out;
+      FRIT_UNROLL
+      for (int k = 0; k < N; ++k) out[k] = e[r][i][k] * (words.kept(r * V + i, k, threshold) ? kept : 0.0f);
+      store_vec<N, Cache::kStream>(to, i * 32 * N, from_float<T>(out));
+    }
+  }
+}
+
+bool rows_full(const SoftmaxShape& s) {
+  return s.cols == 32 * 8 * kFullVectors && s.rows % kFullRows == 0 && s.rows_per_head % kFullRows == 0;
+}
+
+}  // namespace
+
 void softmax_forward_gpu(Context& context, const Tensor& x, const SoftmaxArgs& args, const Tensor& y,
                          const Tensor& lse) {
   if (args.p.defined()) return softmax_forward_stored_gpu(context, x, args, y, lse);
@@ -16,6 +106,12 @@ void softmax_forward_gpu(Context& context, const Tensor& x, const SoftmaxArgs& a
     if (ragged) return softmax_forward_ragged_gpu(context, instance, s, x, y, lse);
     const auto start = [&](auto t) {
       using T = decltype(t);
+      if (instance == kRowPerWarp && rows_full(s)) {
+        constexpr int kRows = kFullWarps * kFullRows;
+        return launch(context, "softmax_forward_full_kernel", softmax_forward_full_kernel<T>,
+                      {(s.rows + kRows - 1) / kRows, kSoftmaxThreads}, softmax_whole(s), global<const T>(x),
+                      global<T>(y), global<float>(lse));
+      }
       for_softmax_whole(instance, vectors, [&](auto g, auto v) {
         launch(context, "softmax_forward_whole_kernel", softmax_forward_whole_kernel<T, g, v>,
                softmax_launch(instance, s.rows), softmax_whole(s), global<const T>(x), global<T>(y),

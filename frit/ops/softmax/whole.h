@@ -94,13 +94,17 @@ FRIT_DEVICE DropoutWords<2> softmax_words(const SoftmaxWhole& s, const SoftmaxWh
                           {static_cast<uint32_t>(chunk), static_cast<uint32_t>(other)}, at.dropout_head);
 }
 
+template <typename T>
+FRIT_DEVICE float softmax_larger(uint32_t pair) {
+  return fmaxf(widen(T::from_bits(static_cast<uint16_t>(pair))),
+               widen(T::from_bits(static_cast<uint16_t>(pair >> 16))));
+}
 // The largest of the pairs of G neighbouring lanes; a NaN gives way. Cost: log2(G) shuffles, 2 instructions each.
 template <int G, typename T>
 FRIT_DEVICE float softmax_pair_max(T type, uint32_t pair) {
   FRIT_UNROLL
   for (int bits = G / 2; bits > 0; bits /= 2) pair = max2(type, pair, shuffle_xor(pair, bits));
-  return fmaxf(widen(T::from_bits(static_cast<uint16_t>(pair))),
-               widen(T::from_bits(static_cast<uint16_t>(pair >> 16))));
+  return softmax_larger<T>(pair);
 }
 
 template <typename T, int G, int V>
