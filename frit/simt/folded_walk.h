@@ -6,6 +6,7 @@ namespace frit {
 
 // What a kernel's registers allow.
 struct FoldedBlocks {
+  int tile;            // warps along a row, at most; few where blocks write partial sums, whose rows are fewer then
   int warps;           // of a block, at most
   int multiprocessor;  // warps on a multiprocessor
 };
@@ -32,8 +33,8 @@ inline void fill_folded(ColumnWalk& walk, const Tensor& x, bool packed, FoldedBl
     return c;
   };
   double most = 0;
-  for (int64_t w = 1; w <= blocks.warps; ++w) most = std::max(most, choice(w).worth);
-  int64_t width = blocks.warps;  // the widest that is nearly as good: neighbours read neighbouring memory
+  for (int64_t w = 1; w <= blocks.tile; ++w) most = std::max(most, choice(w).worth);
+  int64_t width = blocks.tile;  // the widest that is nearly as good: neighbours read neighbouring memory
   while (choice(width).worth < 0.88 * most) --width;
   const Choice best = choice(width);
   walk.pieces = std::min(best.pieces, (rows + best.lanes * rows_a_thread - 1) / (best.lanes * rows_a_thread));

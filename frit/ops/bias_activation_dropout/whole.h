@@ -6,7 +6,7 @@
 namespace frit {
 
 constexpr int kActivationThreads = 256, kActivationSumThreads = 1024;  // of a block without and with column sums
-constexpr FoldedBlocks kFolded = {kActivationThreads / 32, 32}, kFoldedSums = {20, 20};
+constexpr FoldedBlocks kFolded = {8, kActivationThreads / 32, 32}, kFoldedSums = {4, 20, 20};
 
 // Calls f with the activation as a constant.
 template <typename F>

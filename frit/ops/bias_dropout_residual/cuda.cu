@@ -1,7 +1,10 @@
 #include "frit/ops/bias_dropout_residual/gpu.h"
 #include "frit/ops/bias_dropout_residual/sum-inl.h"
 #include "frit/ops/column_sum/gpu.h"
-#include "frit/simt/folded_columns.h"
+#include "frit/ops/column_sum/walk.h"
+#include "frit/simt/early.h"
+#include "frit/simt/folded_walk.h"
+#include "frit/simt/row_draws.h"
 
 namespace frit {
 namespace {
@@ -9,6 +12,7 @@ namespace {
 using namespace simt;
 
 constexpr int kThreads = 256, kUnroll = 2;
+constexpr FoldedBlocks kFolded = {8, kThreads / 32, 24}, kFoldedSums = {4, 24, 24};
 
 // How backward knows what was dropped. kComputed: Philox again. The others are the papers' forms, for comparison.
 enum class Keep { kComputed, kBytes, kBits };
@@ -173,51 +177,57 @@ bias_dropout_residual_forward_whole_kernel(ColumnWalk walk, Global<const T> x, G
   if (k < end) rows(std::false_type(), k);
 }
 
-// A row's vector is loaded where that of four rows before was, as soon as it is widened: four are on their way.
+// Elements from a row of dy or dx to the next one, and to the thread's next one: arguments take no registers.
+struct Strides {
+  int64_t dy, dx, dy_step, dx_step;
+
+  Strides(const ColumnWalk& walk, const Tensor& dy, const Tensor& dx)
+      : dy(dy.row_stride()),
+        dx(dx.row_stride()),
+        dy_step(walk.pieces * walk.lanes * this->dy),
+        dx_step(walk.pieces * walk.lanes * this->dx) {}
+};
+
+// With sums, 512 threads of 64 registers leave room for the next launch's blocks, which add the sums, to be there and
+// waiting at the end.
 template <typename T, bool sums>
-FRIT_KERNEL(kThreads, sums ? 2 : 4)
+FRIT_KERNEL(sums ? kSumThreads : kThreads, sums ? 2 : 4)
 bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
-                                            int64_t dx_stride, Global<float> partial) {
-  constexpr int N = 8, U = 4;
+                                            Strides strides, Global<float> partial) {
+  constexpr int N = 8, kRows = sums && std::is_same_v<T, float16> ? 3 : 4;  // widening takes registers
   wait_for_previous();
+  if (sums) let_next_start();
   const ColumnPlace at = whole_place(walk);
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
             first = static_cast<int>(at.piece) * walk.lanes + at.lane;
   const int end = at.active ? static_cast<int>(walk.rows) : 0;
-  const uint32_t threshold = dropout_threshold(dropout), group = static_cast<uint32_t>(at.column / N);
-  const int64_t dy_step = step * walk.row_stride, dx_step = step * dx_stride;
-  Global<const T> from = dy + (first * walk.row_stride + at.column);
-  Global<T> to = dx + (first * dx_stride + at.column);
-  Vec<T, N> g[U];
-  const auto fetch = [&](auto there, int u, int k) {
-    if (there || k < end) g[u] = load_vec<N, Cache::kStream>(from, 0);
-    from = from + dy_step;
-  };
-  FRIT_UNROLL
-  for (int u = 0; u < U; ++u) fetch(std::false_type(), u, first + u * step);
+  const uint32_t threshold = dropout_threshold(dropout);
+  const RowDraws draws(dropout, static_cast<uint32_t>(at.column / N));
+  Global<const T> from = dy + (first * strides.dy + at.column);
+  Global<T> to = dx + (first * strides.dx + at.column);
   float sum[N] = {};
-  const auto rows = [&](auto inside, int k) {  // U rows and U behind them are there, or may be missing
-    DropoutWords<2> words;
+  const auto rows = [&](auto many, int k) {
+    constexpr int U = many;
+    Vec<T, N> g[U];
+    FRIT_UNROLL
+    for (int u = 0; u < U; ++u) g[u] = load_vec<N, Cache::kStream>(from, 0), from = from + strides.dy_step;
     FRIT_UNROLL
     for (int u = 0; u < U; ++u) {
-      const uint32_t row = static_cast<uint32_t>(k + u * step);
-      if (!inside && k + u * step >= end) break;
-      if (u % 2 == 0) words = dropout_words<2>(dropout, {row, row + static_cast<uint32_t>(step)}, {group, group});
-      Vec<float, N> d = to_float(g[u]);
-      fetch(inside, u, k + (u + U) * step);
+      const DropoutWords<1> words = draws.rows<1>(dropout, static_cast<uint32_t>(k + u * step), 0);
+      Vec<float, N> d;
       FRIT_UNROLL
       for (int i = 0; i < N; ++i) {
-        d[i] = words.kept(u % 2, i, threshold) ? d[i] * dropout.scale : 0.0f;
+        d[i] = words.kept(0, i, threshold) ? widen(static_cast<T>(g[u][i])) * dropout.scale : 0.0f;
         if (sums) sum[i] += d[i];
       }
       store_vec<N, Cache::kStream>(to, 0, from_float<T>(d));
-      to = to + dx_step;
+      to = to + strides.dx_step;
     }
   };
   int k = first;
-  for (; k + (2 * U - 1) * step < end; k += U * step) rows(std::true_type(), k);
+  for (; k + (kRows - 1) * step < end; k += kRows * step) rows(std::integral_constant<int, kRows>(), k);
   FRIT_UNROLL_BY(1)
-  for (; k < end; k += U * step) rows(std::false_type(), k);
+  for (; k < end; k += step) rows(std::integral_constant<int, 1>(), k);
   if constexpr (sums) store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
 }
 
@@ -229,6 +239,7 @@ bias_dropout_residual_forward_folded_kernel(ColumnWalk walk, Global<const T> x, 
   constexpr int N = 8, U = 2;
   wait_for_previous();
   const ColumnPlace at = column_place(walk, x);
+  if (!ballot(at.active)) return;
   const FoldedRows rows = folded_rows(walk, at);
   const Vec<float, N> b = to_float(load_of_columns<N>(walk, at, bias));
   const int64_t step = rows.step * walk.row_stride, begin = rows.first * walk.row_stride + at.column;
@@ -264,13 +275,15 @@ bias_dropout_residual_forward_folded_kernel(ColumnWalk walk, Global<const T> x, 
 }
 
 template <typename T>
-FRIT_KERNEL(kThreads, 2)
+FRIT_KERNEL(32 * kFoldedSums.warps, 1)
 bias_dropout_residual_backward_folded_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
                                              Global<float> partial) {
-  constexpr int N = 8, U = 8;
+  constexpr int N = 8, U = 4;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = column_place(walk, dy);
-  const FoldedRows rows = folded_rows(walk, at);
+  FoldedRows rows = folded_rows(walk, at);
+  if (!ballot(at.active)) rows.end = 0;
   const int64_t step = rows.step * walk.row_stride, begin = rows.first * walk.row_stride + at.column;
   Global<const T> from = dy + begin;
   Global<T> to = dx + begin;
@@ -343,8 +356,8 @@ void bias_dropout_residual_forward_gpu(Context& context, const Tensor& x, const 
              global<const T>(residual), residual.row_stride(), DropoutTable(dropout), global<T>(y), y.row_stride());
     });
   if (walks_folded(walk, x) && residual.defined() && !keep.defined()) {
-    const ColumnWalk folded =
-        make_column_walk(x, kThreads, folded_rows_a_thread(x.dim(0), x.dim(1)), 0, packed, vectors);
+    ColumnWalk folded = walk;
+    fill_folded(folded, x, packed, kFolded, 4);
     return dispatch_16(x.dtype(), [&](auto t) {
       using T = decltype(t);
       launch(context, "bias_dropout_residual_forward_folded_kernel", bias_dropout_residual_forward_folded_kernel<T>,
@@ -367,16 +380,27 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
                                         const Tensor& dx, const Tensor& dbias, const Tensor& keep) {
   const bool sums = dbias.defined();
   const bool vectors = lies_like(dx, dy), packed = lies_packed(dy) && lies_packed(dx);
-  const ColumnWalk walk = make_column_walk(dy, kThreads, sums ? 8 : 4, sums ? kMostBlocks : 0, packed, vectors);
+  ColumnWalk walk = make_column_walk(dy, kThreads, sums ? 8 : 4, sums ? kMostBlocks : 0, packed, vectors);
+  const bool whole = walks_whole(walk, dy, vectors) && !keep.defined();
+  if (sums && !keep.defined()) {
+    if (size_of(dy.dtype()) == 2 && dy.dim(1) % 8 == 0 && dy.row_stride() % 8 == 0) {
+      const ColumnWalk wide = make_column_walk(dy, kSumThreads, 8, kMostBlocks / 2, packed, vectors);
+      if (whole)
+        walk = wide;
+      else
+        walk.pieces = wide.pieces;  // the shape alone decides how many rows of partial sums there are
+    }
+    fill_folded(walk, dy, packed, kFoldedSums, 8);
+  }
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), dy.dim(1)}, DType::kF32, "bias_dropout_residual.partial");
-  if (walks_whole(walk, dy, vectors) && !keep.defined()) {
+  if (whole) {
     dispatch_16(dy.dtype(), [&](auto t) {
       using T = decltype(t);
       const auto run = [&](auto kernel, int64_t shared_bytes) {
         launch(context, "bias_dropout_residual_backward_whole_kernel", kernel,
                {walk.blocks(), walk.threads(), shared_bytes}, walk, global<const T>(dy), DropoutTable(dropout),
-               global<T>(dx), dx.row_stride(), global<float>(partial.tensor()));
+               global<T>(dx), Strides(walk, dy, dx), global<float>(partial.tensor()));
       };
       if (sums)
         run(bias_dropout_residual_backward_whole_kernel<T, true>, column_sums_shared_bytes(walk, 8));
