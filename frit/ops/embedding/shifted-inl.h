@@ -23,6 +23,22 @@ FRIT_DEVICE ShiftedRow shifted_row(int64_t row, int columns) {
   return {columns, head, rest > 2 ? vectors : vectors - rest};  // no chunk for two vectors
 }
 
+// x, where it is known: what follows from it is not worked out before.
+template <typename T>
+FRIT_DEVICE Vec<T, 8> settled(Vec<T, 8> x) {
+  FRIT_UNROLL
+  for (int i = 0; i < 4; ++i) x.pairs[i] = opaque(x.pairs[i]);
+  return x;
+}
+FRIT_DEVICE int64_t settled(int64_t x) {
+  const uint64_t high = opaque(static_cast<uint32_t>(static_cast<uint64_t>(x) >> 32));
+  return static_cast<int64_t>(high << 32 | opaque(static_cast<uint32_t>(x)));
+}
+// Elements before a row of a matrix without gaps.
+FRIT_DEVICE int64_t row_begin(int64_t row, int columns) {
+  return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(row)) * static_cast<uint32_t>(columns));
+}
+
 // A row to read from.
 template <typename T>
 struct SpreadRow {
@@ -32,8 +48,8 @@ struct SpreadRow {
 };
 // Row r of a matrix of `rows`. If the row's last vector lies in one that the matrix ends within, `to` loses it.
 template <typename T>
-FRIT_DEVICE SpreadRow<T> spread_row(const Global<const T>& matrix, int64_t r, int64_t rows, ShiftedRow& to) {
-  const int64_t from = r * to.columns;
+FRIT_DEVICE SpreadRow<T> spread_row(const Global<const T>& matrix, int32_t r, int32_t rows, ShiftedRow& to) {
+  const int64_t from = row_begin(r, to.columns);
   const int past = static_cast<int>(from) & 7, more = (past + to.head + 7) / 8;
   if (r == rows - 1 && to.vectors > 0 && 8 * (to.vectors + more) - past > to.columns) --to.vectors;
   return {matrix + (from - past + 8 * lane()), past, to.vectors + more};
@@ -79,12 +95,12 @@ FRIT_DEVICE void join_spread(Vec<T, 8> (&v)[K], int past) {
     join_spread<K, 3>(v, bits);
   }
 }
-// Writes groups as `row`'s vectors, whose whole vectors from first + lane on are `there`. All lanes of the warp call
-// it.
+// Writes groups as the vectors of `row`, which begins at element `begin`. All lanes of the warp call it.
 template <int K, typename T>
-FRIT_DEVICE void store_shifted(const Global<T>& to, const ShiftedRow& row, int first, Vec<T, 8> (&v)[K]) {
+FRIT_DEVICE void store_shifted(const Global<T>& to, int64_t begin, const ShiftedRow& row, int first,
+                               Vec<T, 8> (&v)[K]) {
   const int there = row.vectors - first - lane();
-  const Global<T> at = to + (row.head + 8 * (first + lane()));
+  const Global<T> at = to + settled(begin + row.head + 8 * (first + lane()));
   join_spread<K>(v, row.head);
   FRIT_UNROLL
   for (int k = 0; k < K; ++k)

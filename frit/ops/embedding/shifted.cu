@@ -7,16 +7,16 @@ namespace {
 
 using namespace simt;
 
-constexpr int kThreads = 128, kWarps = kThreads / kWarpSize, kVectors = 4;
+constexpr int kThreads = 128, kWarps = kThreads / kWarpSize, kVectors = 4, kTokens = 2;
 
 // A warp takes neighbouring tokens: it finds their rows at once, a token a lane, then writes one row after the other.
 // The next row is asked for while one is written.
 template <typename T>
-FRIT_KERNEL(kThreads, 5)
+FRIT_KERNEL(kThreads, 6)
 embedding_forward_shifted_kernel(Lookup<T> a) {
   let_next_start();
   wait_for_previous();
-  constexpr int kTokens = static_cast<int>(kEmbeddingTokens), kLine = 64;
+  constexpr int kLine = 64;
   const int64_t begin = (block_index() * kWarps + warp()) * kTokens;
   if (begin >= a.tokens) return;
   const FoundTokens found = find_tokens<kTokens>(a, begin);
@@ -31,20 +31,20 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
     if (i + 1 < left && next_id >= 0) {
       FRIT_UNROLL_BY(1)
       for (int column = lane() * kLine; column < a.columns; column += kWarpSize * kLine)
-        prefetch(a.table + next_id * a.table_stride, column);
+        prefetch(a.table + row_begin(next_id, a.columns), column);
     }
-    const Global<T> y = a.y + t * a.y_stride;
+    const int64_t to = row_begin(t, a.columns);
     ShiftedRow row = shifted_row<kVectors>(t, a.columns);
     if (word_id < 0) {
       for (int j = lane(); j < row.vectors; j += kWarpSize)
-        store_vec<8, Cache::kStream>(y, row.head + 8 * j, Vec<T, 8>{});
+        store_vec<8, Cache::kStream>(a.y, to + row.head + 8 * j, Vec<T, 8>{});
       const int column = edge_column(row);
-      if (column >= 0) store(y, column, T());
+      if (column >= 0) store(a.y, to + column, T());
       continue;
     }
     const SpreadRow<T> words = spread_row(a.table, word_id, a.vocabulary, row);
     SpreadRow<T> places{};
-    if (placed) places = spread_row(a.positions, place_id, a.places, row);
+    if (placed) places = spread_row(a.positions, place_id, static_cast<int32_t>(a.places), row);
     FRIT_UNROLL_BY(1)
     for (int first = 0; first < row.vectors; first += kShiftedChunk<kVectors>) {
       Vec<T, 8> w[kVectors], p[kVectors];
@@ -59,7 +59,7 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
         const DropoutWords<2> random = dropout_words<2>(a.dropout, {r, r}, {group, group + kWarpSize});
         FRIT_UNROLL
         for (int j = 0; j < 2; ++j) {
-          const Vec<float, 8> word = to_float(w[k + j]), place = to_float(p[k + j]);
+          const Vec<float, 8> word = to_float(settled(w[k + j])), place = to_float(settled(p[k + j]));
           Vec<float, 8> sum;
           FRIT_UNROLL
           for (int c = 0; c < 8; ++c) {
@@ -69,14 +69,14 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
           w[k + j] = from_float<T>(sum);
         }
       }
-      store_shifted<kVectors>(y, row, first, w);
+      store_shifted<kVectors>(a.y, to, row, first, w);
     }
     const int column = edge_column(row);
     if (column < 0) continue;
-    const T word = load(a.table + word_id * a.table_stride, column);
-    const T place = placed ? load(a.positions + place_id * a.positions_stride, column) : T();
+    const T word = load(a.table, row_begin(word_id, a.columns) + column);
+    const T place = placed ? load(a.positions, row_begin(place_id, a.columns) + column) : T();
     const float sum = fmaf(widen(word), a.scale, widen(place)) * a.dropout.scale;
-    store(y, column, convert<T>(edge_kept(a.dropout, t, column) ? sum : 0.0f));
+    store(a.y, to + column, convert<T>(edge_kept(a.dropout, t, column) ? sum : 0.0f));
   }
 }
 
@@ -89,7 +89,7 @@ struct ShiftedRows {
 
   FRIT_DEVICE static void write_zeros(const Sums<T, T>& a, int32_t key) {
     const ShiftedRow row = shifted_row<kVectors>(key, a.columns);
-    const Global<T> out = a.out + key * a.out_stride;
+    const Global<T> out = a.out + row_begin(key, a.columns);
     FRIT_UNROLL_BY(4)
     for (int j = lane(); j < row.vectors; j += kWarpSize)
       store_vec<8, Cache::kStream>(out, row.head + 8 * j, Vec<T, 8>{});
@@ -101,8 +101,9 @@ struct ShiftedRows {
                               const Global<float>& partial) {
     ShiftedRow row = shifted_row<kVectors>(kPiece ? 0 : key, a.columns);
     // dy's last row may have its last vector where dy ends.
-    if (ballot(lane() < count && tokens == a.keys.tokens - 1)) spread_row(a.dy, a.keys.tokens - 1, a.keys.tokens, row);
-    const Global<T> out = a.out + key * a.out_stride;
+    if (ballot(lane() < count && tokens == a.keys.tokens - 1))
+      spread_row(a.dy, static_cast<int32_t>(a.keys.tokens - 1), static_cast<int32_t>(a.keys.tokens), row);
+    const Global<T> out = a.out + row_begin(key, a.columns);
     const uint32_t threshold = dropout_threshold(a.dropout);
     const float factor = a.dropout.scale * (kPiece ? 1.0f : a.scale);
     FRIT_UNROLL_BY(1)
@@ -111,7 +112,7 @@ struct ShiftedRows {
       FRIT_UNROLL_BY(1)
       for (int i = 0; i < count; ++i) {
         const int32_t t = shuffle(tokens, i);
-        const SpreadRow<T> from = spread_row(a.dy, t, a.keys.tokens, row);
+        const SpreadRow<T> from = spread_row(a.dy, t, static_cast<int32_t>(a.keys.tokens), row);
         Vec<T, 8> v[kVectors];
         load_spread<Cache::kStream, kVectors>(from, first, v);
         join_spread<kVectors>(v, from.past);
@@ -122,9 +123,9 @@ struct ShiftedRows {
           const DropoutWords<2> random = dropout_words<2>(a.dropout, {r, r}, {group, group + kWarpSize});
           FRIT_UNROLL
           for (int j = 0; j < 2; ++j) {
+            const Vec<float, 8> x = to_float(settled(v[k + j]));
             FRIT_UNROLL
-            for (int c = 0; c < 8; ++c)
-              sum[k + j][c] += random.kept(j, c, threshold) ? widen(static_cast<T>(v[k + j][c])) : 0.0f;
+            for (int c = 0; c < 8; ++c) sum[k + j][c] += random.kept(j, c, threshold) ? x[c] : 0.0f;
           }
         }
       }
@@ -151,7 +152,7 @@ struct ShiftedRows {
           v[k] = from_float<T>(sum[k]);
         }
         if (a.accumulate) warp_barrier();  // neighbours have read what is written now
-        store_shifted<kVectors>(out, row, first, v);
+        store_shifted<kVectors>(a.out, row_begin(key, a.columns), row, first, v);
         if (a.accumulate) warp_barrier();  // and this is written before the next chunk is read
       }
     }
@@ -160,7 +161,7 @@ struct ShiftedRows {
     FRIT_UNROLL_BY(1)
     for (int i = 0; i < count; ++i) {
       const int32_t t = shuffle(tokens, i);
-      const T x = column >= 0 ? load(a.dy + t * a.dy_stride, column) : T();
+      const T x = column >= 0 ? load(a.dy, row_begin(t, a.columns) + column) : T();
       edge += edge_kept(a.dropout, t, column) ? widen(x) : 0.0f;
     }
     // A partial row goes on to a multiple of 4 columns.
@@ -176,7 +177,7 @@ struct ShiftedRows {
 
 template <typename T>
 void start(Context& context, const Lookup<T>& a) {
-  constexpr int64_t kBlock = kWarps * kEmbeddingTokens;
+  constexpr int64_t kBlock = kWarps * kTokens;
   launch(context, "embedding_forward_shifted_kernel", embedding_forward_shifted_kernel<T>,
          {(a.tokens + kBlock - 1) / kBlock, kThreads}, a);
 }
