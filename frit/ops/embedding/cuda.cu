@@ -133,6 +133,15 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
       }
     };
     fetch(0, 0);
+    FRIT_UNROLL_BY(1)
+    for (int n = 1; n < left; ++n) {  // and the cache is asked for the rows behind
+      constexpr int kLine = 128 / static_cast<int>(sizeof(T));
+      const int32_t word_id = shuffle(id, n);
+      const Global<const T> row = a.table + word_id * a.table_stride;
+      FRIT_UNROLL_BY(1)
+      for (int column = lane() * kLine; word_id >= 0 && column < a.columns; column += kWarpSize * kLine)
+        prefetch(row, column);
+    }
     int i = 0, first = 0;
     while (i < left) {
       Vec<float, kN> sum[kVectors];

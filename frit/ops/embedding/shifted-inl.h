@@ -1,112 +1,140 @@
-// Rows of 16-bit elements that are no whole vectors, in matrices without gaps that begin at multiples of 16 bytes: a
-// warp writes the whole aligned vectors of a row, 32 * K of them at a time, from rows that lie otherwise against
-// multiples of 16 bytes, and what is left at the row's two ends an element a lane.
+// Rows of 16-bit elements that are no whole vectors, in matrices without gaps that begin at multiples of 16 bytes. A
+// warp reads and computes dropout's groups of 8 columns, whatever lies where, and moves what it writes to whole aligned
+// vectors at the end; what is left at the row's two ends goes an element a lane.
 #pragma once
-#include "frit/simt/folded_columns.h"
+#include "frit/simt/whole_columns.h"
 
 namespace frit::simt {
 
-// `head` elements lie before the first multiple of 16 bytes, `vectors` whole vectors behind them, its tail behind
-// those.
+// A lane has K groups at a time, 32 apart. What is written is made of two groups, and each of these of two vectors that
+// are read, so a chunk of 32 * K makes two less, and the next one begins two before its end.
+template <int K>
+constexpr int kShiftedChunk = kWarpSize* K - 2;
+
+// A row to write: `head` elements lie before the first multiple of 16 bytes, `vectors` whole vectors behind them, its
+// tail of at most 23 behind those.
 struct ShiftedRow {
   int columns, head, vectors;
 };
+template <int K>
 FRIT_DEVICE ShiftedRow shifted_row(int64_t row, int columns) {
   const int head = static_cast<int>(0u - static_cast<uint32_t>(row) * static_cast<uint32_t>(columns)) & 7;
-  return {columns, head, (columns - head) / 8};
+  const int vectors = (columns - head) / 8, rest = vectors % kShiftedChunk<K>;
+  return {columns, head, rest > 2 ? vectors : vectors - rest};  // no chunk for two vectors
 }
 
-// A row to read from, at the elements of a ShiftedRow's vectors.
+// x, where it is known: what follows from it is not worked out before.
+template <typename T>
+FRIT_DEVICE Vec<T, 8> settled(Vec<T, 8> x) {
+  FRIT_UNROLL
+  for (int i = 0; i < 4; ++i) x.pairs[i] = opaque(x.pairs[i]);
+  return x;
+}
+FRIT_DEVICE int64_t settled(int64_t x) {
+  const uint64_t high = opaque(static_cast<uint32_t>(static_cast<uint64_t>(x) >> 32));
+  return static_cast<int64_t>(high << 32 | opaque(static_cast<uint32_t>(x)));
+}
+// Elements before a row of a matrix without gaps.
+FRIT_DEVICE int64_t row_begin(int64_t row, int columns) {
+  return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(row)) * static_cast<uint32_t>(columns));
+}
+
+// A row to read from.
 template <typename T>
 struct SpreadRow {
-  Global<const T> begin;  // of the row
-  Global<const T> low;    // the aligned vector that the lane's first elements lie in
-  int past, next;         // elements from low on that are not of them; 8 if some of them lie in the next vector
+  Global<const T> low;  // the aligned vector that the lane's first group begins in
+  int past;             // elements from low on that are before it
+  int loaded;           // aligned vectors that hold what `to` is made of
 };
 // Row r of a matrix of `rows`. If the row's last vector lies in one that the matrix ends within, `to` loses it.
 template <typename T>
-FRIT_DEVICE SpreadRow<T> spread_row(const Global<const T>& matrix, int64_t r, int64_t rows, ShiftedRow& to) {
-  const int64_t from = r * to.columns + to.head;
-  const int past = static_cast<int>(from) & 7;
-  if (r == rows - 1 && past > 0 && to.vectors > 0 && to.head + 8 * to.vectors + 8 - past > to.columns) --to.vectors;
-  const Global<const T> low = matrix + (from - past + 8 * lane());
-  return {matrix + (from - to.head), low, past, past > 0 ? 8 : 0};
+FRIT_DEVICE SpreadRow<T> spread_row(const Global<const T>& matrix, int32_t r, int32_t rows, ShiftedRow& to) {
+  const int64_t from = row_begin(r, to.columns);
+  const int past = static_cast<int>(from) & 7, more = (past + to.head + 7) / 8;
+  if (r == rows - 1 && to.vectors > 0 && 8 * (to.vectors + more) - past > to.columns) --to.vectors;
+  return {matrix + (from - past + 8 * lane()), past, to.vectors + more};
 }
-// The two aligned vectors that the lane's elements of the vectors from j on lie in, and the elements themselves.
-template <typename T>
-struct Spread {
-  Vec<T, 8> low, high;
-};
-template <Cache cache, typename T>
-FRIT_DEVICE Spread<T> load_spread(const SpreadRow<T>& row, int j) {
-  return {load_vec<8, cache>(row.low, 8 * j), load_vec<8, cache>(row.low, 8 * j + row.next)};
+// The aligned vectors that the lane's groups first + lane, first + 32 + lane, ... begin in, K of them: what a group's
+// own vector has not, the next lane has.
+template <Cache cache, int K, typename T>
+FRIT_DEVICE void load_spread(const SpreadRow<T>& row, int first, Vec<T, 8> (&v)[K]) {
+  const int there = row.loaded - first - lane();
+  FRIT_UNROLL
+  for (int k = 0; k < K; ++k) {
+    v[k] = Vec<T, 8>{};
+    if (k * kWarpSize < there) v[k] = load_vec<8, cache>(row.low, 8 * (first + k * kWarpSize));
+  }
 }
-template <typename T>
-FRIT_DEVICE Vec<T, 8> join_spread(const Spread<T>& v, int past) {
-  uint32_t w[8];
+// Vectors k become their elements from `past` on and the first ones of the next lane's, but for the last lane's last.
+// All lanes of the warp call it. Cost: 9 instructions a vector.
+template <int K, int whole, typename T>
+FRIT_DEVICE void join_spread(Vec<T, 8> (&v)[K], int bits) {
   FRIT_UNROLL
-  for (int i = 0; i < 4; ++i) w[i] = v.low.pairs[i], w[i + 4] = v.high.pairs[i];
+  for (int k = 0; k < K; ++k) {
+    uint32_t w[5 + whole];
+    FRIT_UNROLL
+    for (int i = 0; i < 4; ++i) w[i] = v[k].pairs[i];
+    FRIT_UNROLL
+    for (int i = 0; i <= whole; ++i)
+      w[4 + i] = shuffle(lane() == 0 ? v[k < K - 1 ? k + 1 : k].pairs[i] : v[k].pairs[i], (lane() + 1) % kWarpSize);
+    FRIT_UNROLL
+    for (int i = 0; i < 4; ++i)
+      v[k].pairs[i] = static_cast<uint32_t>((static_cast<uint64_t>(w[i + whole + 1]) << 32 | w[i + whole]) >> bits);
+  }
+}
+template <int K, typename T>
+FRIT_DEVICE void join_spread(Vec<T, 8> (&v)[K], int past) {
+  const int bits = past & 1 ? 16 : 0;
+  if (past < 2) {
+    if (bits) join_spread<K, 0>(v, bits);
+  } else if (past < 4) {
+    join_spread<K, 1>(v, bits);
+  } else if (past < 6) {
+    join_spread<K, 2>(v, bits);
+  } else {
+    join_spread<K, 3>(v, bits);
+  }
+}
+// Writes groups as the vectors of `row`, which begins at element `begin`. All lanes of the warp call it.
+template <int K, typename T>
+FRIT_DEVICE void store_shifted(const Global<T>& to, int64_t begin, const ShiftedRow& row, int first,
+                               Vec<T, 8> (&v)[K]) {
+  const int there = row.vectors - first - lane();
+  const Global<T> at = to + settled(begin + row.head + 8 * (first + lane()));
+  join_spread<K>(v, row.head);
   FRIT_UNROLL
-  for (int i = 0; i < 6; ++i) w[i] = past & 4 ? w[i + 2] : w[i];
+  for (int k = 0; k < K; ++k)
+    if (k * kWarpSize < there && (k < K - 1 || lane() < kWarpSize - 2))
+      store_vec<8, Cache::kStream>(at, 8 * k * kWarpSize, v[k]);
+}
+// The groups of which store_shifted makes `row`'s vectors from `first` on, as these are now; what else they have is
+// anything. All lanes of the warp call it.
+template <int K, typename T>
+FRIT_DEVICE void load_shifted(const Global<T>& from, const ShiftedRow& row, int first, Vec<T, 8> (&v)[K]) {
+  const int j = first + lane() - (row.head > 0 ? 1 : 0);
   FRIT_UNROLL
-  for (int i = 0; i < 5; ++i) w[i] = past & 2 ? w[i + 1] : w[i];
-  Vec<T, 8> joined;
-  FRIT_UNROLL
-  for (int i = 0; i < 4; ++i)
-    joined.pairs[i] = static_cast<uint32_t>((static_cast<uint64_t>(w[i + 1]) << 32 | w[i]) >> (past & 1 ? 16 : 0));
-  return joined;
+  for (int k = 0; k < K; ++k) {
+    v[k] = Vec<T, 8>{};
+    if (j + k * kWarpSize >= 0 && j + k * kWarpSize < row.vectors)
+      v[k] = load_vec<8>(from, row.head + 8 * (j + k * kWarpSize));
+  }
+  join_spread<K>(v, (8 - row.head) % 8);
 }
 
-constexpr int kShiftedChunks = 8;  // of 32 * K vectors at most
-
-// The element at the row's ends that is the lane's, -1 if there is none: the head's are lanes 0 to 7's, the tail's, 15
-// at most, lanes 8 to 23's.
+// The element at the row's ends that is the lane's, -1 if there is none: the head's are lanes 0 to 7's, the tail's
+// lanes 8 to 22's.
 FRIT_DEVICE int edge_column(const ShiftedRow& row) {
   if (lane() < 8) return lane() < row.head ? lane() : -1;
   const int column = row.head + 8 * row.vectors + lane() - 8;
-  return lane() < 24 && column < row.columns ? column : -1;
+  return column < row.columns ? column : -1;
 }
-// Masks of what no lane draws with its vectors: lane l < 24 has the group of its edge column, lane 24 + c that of
-// vector 32 * (first + c * step). All ones without dropout. Cost: a Philox block and 25 instructions.
-FRIT_DEVICE KeptRows edge_groups(const DropoutTable& d, int64_t row, int column, int first, int step = 0) {
-  KeptRows kept;
-  if (!d.active) return kept;
-  kept.low = kept.high = 0;
-  const uint32_t group =
-      static_cast<uint32_t>(lane() < 24 ? (column < 0 ? 0 : column / 8) : kWarpSize * (first + (lane() - 24) * step));
+// Does dropout keep it? Cost: a Philox block.
+FRIT_DEVICE bool edge_kept(const DropoutTable& d, int64_t row, int column) {
+  const uint32_t group = static_cast<uint32_t>(column) / 8;
   const DropoutWords<1> words = dropout_words<1>(d, {static_cast<uint32_t>(row)}, {group});
-  add_row(kept, words.v[0], dropout_carry(d));
-  return kept;
-}
-FRIT_DEVICE bool edge_kept(const KeptRows& edges, int column) {
-  return (column & 4 ? edges.high : edges.low) >> (8 * (column & 3) + 7) & 1;
-}
-// Masks of the lane's vectors first + lane, first + 32 + lane, ... of a row, K of them, whose first begins `head`
-// columns behind the row's begin. Lane `beyond` of edges has the group behind them. All lanes of the warp call it.
-// Cost: a Philox block and 22 instructions a vector.
-template <int K>
-FRIT_DEVICE KeptRows shifted_groups(const DropoutTable& d, int64_t row, int head, int first, const KeptRows& edges,
-                                    int beyond) {
-  static_assert(K <= 4, "a bit of each byte is free for what crosses it");
-  KeptRows kept;
-  if (!d.active) return kept;
-  kept.low = kept.high = 0;
-  uint32_t rows[K], groups[K];
-  FRIT_UNROLL
-  for (int k = 0; k < K; ++k)
-    rows[k] = static_cast<uint32_t>(row), groups[k] = static_cast<uint32_t>(first + k * kWarpSize + lane());
-  const DropoutWords<K> words = dropout_words<K>(d, rows, groups);
-  FRIT_UNROLL
-  for (int k = K - 1; k >= 0; --k) add_row(kept, words.v[k], dropout_carry(d));
-  const auto join = [](uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; };
-  const uint32_t low = shuffle(kept.low, (lane() + 1) % kWarpSize), high = shuffle(kept.high, (lane() + 1) % kWarpSize);
-  const uint32_t beyond_low = shuffle(edges.low, beyond) >> (K - 1),
-                 beyond_high = shuffle(edges.high, beyond) >> (K - 1);
-  uint64_t next = join(low, high);
-  if (lane() == kWarpSize - 1) next = join(low << 1 | beyond_low, high << 1 | beyond_high);
-  const uint64_t all = join(kept.low, kept.high) >> 8 * head | next << 4 * (8 - head) << 4 * (8 - head);
-  kept.low = static_cast<uint32_t>(all), kept.high = static_cast<uint32_t>(all >> 32);
-  return kept;
+  const uint32_t low = column & 2 ? words.v[0][1] : words.v[0][0], high = column & 2 ? words.v[0][3] : words.v[0][2];
+  const uint32_t word = column & 4 ? high : low;
+  return (column & 1 ? word : word << 16) >= dropout_threshold(d);
 }
 
 }  // namespace frit::simt

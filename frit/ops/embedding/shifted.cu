@@ -7,21 +7,22 @@ namespace {
 
 using namespace simt;
 
-constexpr int kThreads = 128, kWarps = kThreads / kWarpSize, kVectors = 4;
+constexpr int kThreads = 128, kWarps = kThreads / kWarpSize, kVectors = 4, kTokens = 2;
 
 // A warp takes neighbouring tokens: it finds their rows at once, a token a lane, then writes one row after the other.
 // The next row is asked for while one is written.
 template <typename T>
-FRIT_KERNEL(kThreads, 5)
+FRIT_KERNEL(kThreads, 6)
 embedding_forward_shifted_kernel(Lookup<T> a) {
   let_next_start();
   wait_for_previous();
-  constexpr int kTokens = static_cast<int>(kEmbeddingTokens), kLine = 64;
+  constexpr int kLine = 64;
   const int64_t begin = (block_index() * kWarps + warp()) * kTokens;
   if (begin >= a.tokens) return;
   const FoundTokens found = find_tokens<kTokens>(a, begin);
   const int left = static_cast<int>(a.tokens - begin < kTokens ? a.tokens - begin : kTokens);
   const bool placed = static_cast<bool>(a.positions);
+  const uint32_t threshold = dropout_threshold(a.dropout);
   FRIT_UNROLL_BY(1)
   for (int i = 0; i < left; ++i) {
     const int64_t t = begin + i;
@@ -30,56 +31,52 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
     if (i + 1 < left && next_id >= 0) {
       FRIT_UNROLL_BY(1)
       for (int column = lane() * kLine; column < a.columns; column += kWarpSize * kLine)
-        prefetch(a.table + next_id * a.table_stride, column);
+        prefetch(a.table + row_begin(next_id, a.columns), column);
     }
-    const Global<T> y = a.y + t * a.y_stride;
-    ShiftedRow row = shifted_row(t, a.columns);
+    const int64_t to = row_begin(t, a.columns);
+    ShiftedRow row = shifted_row<kVectors>(t, a.columns);
     if (word_id < 0) {
       for (int j = lane(); j < row.vectors; j += kWarpSize)
-        store_vec<8, Cache::kStream>(y, row.head + 8 * j, Vec<T, 8>{});
+        store_vec<8, Cache::kStream>(a.y, to + row.head + 8 * j, Vec<T, 8>{});
       const int column = edge_column(row);
-      if (column >= 0) store(y, column, T());
+      if (column >= 0) store(a.y, to + column, T());
       continue;
     }
     const SpreadRow<T> words = spread_row(a.table, word_id, a.vocabulary, row);
     SpreadRow<T> places{};
-    if (placed) places = spread_row(a.positions, place_id, a.places, row);
-    const int column = edge_column(row);
-    T edge_word{}, edge_place{};
-    if (column >= 0) {
-      edge_word = load(words.begin, column);
-      if (placed) edge_place = load(places.begin, column);
-    }
-    KeptRows edges;
-    const Global<T> to = y + (row.head + 8 * lane());
+    if (placed) places = spread_row(a.positions, place_id, static_cast<int32_t>(a.places), row);
     FRIT_UNROLL_BY(1)
-    for (int first = 0; first < row.vectors || first == 0; first += kWarpSize * kVectors) {
-      const int there = row.vectors - first - lane();
-      Spread<T> w[kVectors] = {};
+    for (int first = 0; first < row.vectors; first += kShiftedChunk<kVectors>) {
+      Vec<T, 8> w[kVectors], p[kVectors];
+      load_spread<Cache::kDefault, kVectors>(words, first, w);
+      load_spread<Cache::kDefault, kVectors>(places, first, p);
+      join_spread<kVectors>(w, words.past);
+      join_spread<kVectors>(p, places.past);
       FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k)
-        if (k * kWarpSize < there) w[k] = load_spread<Cache::kDefault>(words, first + k * kWarpSize);
-      if (first == 0) edges = edge_groups(a.dropout, t, column, kVectors, kVectors);
-      KeptRows kept =
-          shifted_groups<kVectors>(a.dropout, t, row.head, first, edges, 24 + first / (kWarpSize * kVectors));
-      FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k) {
-        const int j = first + k * kWarpSize;
-        Spread<T> p = {};
-        if (placed && k * kWarpSize < there) p = load_spread<Cache::kDefault>(places, j);
-        const Vec<float, 8> word = to_float(join_spread(w[k], words.past));
-        const Vec<float, 8> place = to_float(join_spread(p, places.past));
-        Vec<float, 8> sum;
+      for (int k = 0; k < kVectors; k += 2) {
+        const uint32_t r = static_cast<uint32_t>(t),
+                       group = opaque(static_cast<uint32_t>(first + k * kWarpSize + lane()));
+        const DropoutWords<2> random = dropout_words<2>(a.dropout, {r, r}, {group, group + kWarpSize});
         FRIT_UNROLL
-        for (int c = 0; c < 8; ++c) sum[c] = fmaf(word[c], a.scale, place[c]) * a.dropout.scale;
-        Vec<T, 8> out = from_float<T>(sum);
-        kept.drop(out);
-        kept.next();
-        if (k * kWarpSize < there) store_vec<8, Cache::kStream>(to, 8 * j, out);
+        for (int j = 0; j < 2; ++j) {
+          const Vec<float, 8> word = to_float(settled(w[k + j])), place = to_float(settled(p[k + j]));
+          Vec<float, 8> sum;
+          FRIT_UNROLL
+          for (int c = 0; c < 8; ++c) {
+            sum[c] = fmaf(word[c], a.scale, place[c]) * a.dropout.scale;
+            sum[c] = random.kept(j, c, threshold) ? sum[c] : 0.0f;
+          }
+          w[k + j] = from_float<T>(sum);
+        }
       }
+      store_shifted<kVectors>(a.y, to, row, first, w);
     }
-    const float sum = fmaf(widen(edge_word), a.scale, widen(edge_place)) * a.dropout.scale;
-    if (column >= 0) store(y, column, convert<T>(edge_kept(edges, column) ? sum : 0.0f));
+    const int column = edge_column(row);
+    if (column < 0) continue;
+    const T word = load(a.table, row_begin(word_id, a.columns) + column);
+    const T place = placed ? load(a.positions, row_begin(place_id, a.columns) + column) : T();
+    const float sum = fmaf(widen(word), a.scale, widen(place)) * a.dropout.scale;
+    store(a.y, to + column, convert<T>(edge_kept(a.dropout, t, column) ? sum : 0.0f));
   }
 }
 
@@ -88,11 +85,11 @@ template <typename T>
 struct ShiftedRows {
   using In = T;
   using Out = T;
-  static constexpr int kWordThreads = 384, kWordBlocks = 2, kPieceBlocks = 5, kVectors = 2;
+  static constexpr int kWordThreads = 320, kWordBlocks = 2, kPieceBlocks = 5, kVectors = 4;
 
   FRIT_DEVICE static void write_zeros(const Sums<T, T>& a, int32_t key) {
-    const ShiftedRow row = shifted_row(key, a.columns);
-    const Global<T> out = a.out + key * a.out_stride;
+    const ShiftedRow row = shifted_row<kVectors>(key, a.columns);
+    const Global<T> out = a.out + row_begin(key, a.columns);
     FRIT_UNROLL_BY(4)
     for (int j = lane(); j < row.vectors; j += kWarpSize)
       store_vec<8, Cache::kStream>(out, row.head + 8 * j, Vec<T, 8>{});
@@ -102,69 +99,85 @@ struct ShiftedRows {
   template <bool kPiece>
   FRIT_DEVICE static void sum(const Sums<T, T>& a, int32_t tokens, int count, int32_t key,
                               const Global<float>& partial) {
-    ShiftedRow row = kPiece ? ShiftedRow{a.columns, 0, a.columns / 8} : shifted_row(key, a.columns);
+    ShiftedRow row = shifted_row<kVectors>(kPiece ? 0 : key, a.columns);
     // dy's last row may have its last vector where dy ends.
-    if (ballot(lane() < count && tokens == a.keys.tokens - 1)) spread_row(a.dy, a.keys.tokens - 1, a.keys.tokens, row);
-    const int column = edge_column(row);
-    const Global<T> out = a.out + key * a.out_stride;
+    if (ballot(lane() < count && tokens == a.keys.tokens - 1))
+      spread_row(a.dy, static_cast<int32_t>(a.keys.tokens - 1), static_cast<int32_t>(a.keys.tokens), row);
+    const Global<T> out = a.out + row_begin(key, a.columns);
+    const uint32_t threshold = dropout_threshold(a.dropout);
     const float factor = a.dropout.scale * (kPiece ? 1.0f : a.scale);
     FRIT_UNROLL_BY(1)
-    for (int first = 0; first < row.vectors || first == 0; first += kWarpSize * kVectors) {
-      const int there = row.vectors - first - lane();
+    for (int first = 0; first < row.vectors; first += kShiftedChunk<kVectors>) {
       Vec<float, 8> sum[kVectors] = {};
-      float edge = 0;
       FRIT_UNROLL_BY(1)
       for (int i = 0; i < count; ++i) {
         const int32_t t = shuffle(tokens, i);
-        ShiftedRow same = row;
-        const SpreadRow<T> from = spread_row(a.dy, t, a.keys.tokens, same);
-        Spread<T> v[kVectors] = {};
+        const SpreadRow<T> from = spread_row(a.dy, t, static_cast<int32_t>(a.keys.tokens), row);
+        Vec<T, 8> v[kVectors];
+        load_spread<Cache::kStream, kVectors>(from, first, v);
+        join_spread<kVectors>(v, from.past);
         FRIT_UNROLL
-        for (int k = 0; k < kVectors; ++k)
-          if (k * kWarpSize < there) v[k] = load_spread<Cache::kStream>(from, first + k * kWarpSize);
-        const T at_edge = first == 0 && column >= 0 ? load(from.begin, column) : T();
-        const KeptRows edges = edge_groups(a.dropout, t, column, first / 32 + kVectors);
-        KeptRows kept = shifted_groups<kVectors>(a.dropout, t, row.head, first, edges, 24);
+        for (int k = 0; k < kVectors; k += 2) {
+          const uint32_t r = static_cast<uint32_t>(t),
+                         group = opaque(static_cast<uint32_t>(first + k * kWarpSize + lane()));
+          const DropoutWords<2> random = dropout_words<2>(a.dropout, {r, r}, {group, group + kWarpSize});
+          FRIT_UNROLL
+          for (int j = 0; j < 2; ++j) {
+            const Vec<float, 8> x = to_float(settled(v[k + j]));
+            FRIT_UNROLL
+            for (int c = 0; c < 8; ++c) sum[k + j][c] += random.kept(j, c, threshold) ? x[c] : 0.0f;
+          }
+        }
+      }
+      if constexpr (kPiece) {
         FRIT_UNROLL
         for (int k = 0; k < kVectors; ++k) {
-          Vec<T, 8> x = join_spread(v[k], from.past);
-          kept.drop(x);
-          kept.next();
+          const int j = first + k * kWarpSize + lane();
+          if (j >= row.vectors) continue;
           FRIT_UNROLL
-          for (int c = 0; c < 8; ++c) sum[k][c] += widen(static_cast<T>(x[c]));
+          for (int c = 0; c < 8; c += 4)
+            store_vec<4, Cache::kStream>(partial, 8 * j + c,
+                                         Vec<float, 4>{sum[k][c] * factor, sum[k][c + 1] * factor,
+                                                       sum[k][c + 2] * factor, sum[k][c + 3] * factor});
         }
-        edge += edge_kept(edges, column) ? widen(at_edge) : 0.0f;
-      }
-      FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k) {
-        const int j = first + k * kWarpSize + lane();
-        if (j >= row.vectors) continue;
-        Vec<T, 8> before{};
-        if (!kPiece && a.accumulate) before = load_vec<8>(out, row.head + 8 * j);
+      } else {
+        Vec<T, 8> v[kVectors] = {};
+        if (a.accumulate) {
+          load_shifted<kVectors>(out, row, first, v);
+        }
         FRIT_UNROLL
-        for (int c = 0; c < 8; ++c) sum[k][c] = fmaf(sum[k][c], factor, widen(static_cast<T>(before[c])));
-        if constexpr (kPiece) {
-          store_vec<4, Cache::kStream>(partial, 8 * j, Vec<float, 4>{sum[k][0], sum[k][1], sum[k][2], sum[k][3]});
-          store_vec<4, Cache::kStream>(partial, 8 * j + 4, Vec<float, 4>{sum[k][4], sum[k][5], sum[k][6], sum[k][7]});
-        } else {
-          store_vec<8, Cache::kStream>(out, row.head + 8 * j, from_float<T>(sum[k]));
+        for (int k = 0; k < kVectors; ++k) {
+          FRIT_UNROLL
+          for (int c = 0; c < 8; ++c) sum[k][c] = fmaf(sum[k][c], factor, widen(static_cast<T>(v[k][c])));
+          v[k] = from_float<T>(sum[k]);
         }
+        if (a.accumulate) warp_barrier();  // neighbours have read what is written now
+        store_shifted<kVectors>(a.out, row_begin(key, a.columns), row, first, v);
+        if (a.accumulate) warp_barrier();  // and this is written before the next chunk is read
       }
-      // A partial row goes on to a multiple of 4 columns.
-      const int pad = a.columns + lane() - 24;
-      if (kPiece && first == 0 && pad >= a.columns && pad < a.partials_stride) store(partial, pad, 0.0f);
-      if (first > 0 || column < 0) continue;
-      if constexpr (kPiece)
-        store(partial, column, edge * factor);
-      else
-        store(out, column, convert<T>(fmaf(edge, factor, a.accumulate ? widen(load(out, column)) : 0.0f)));
     }
+    const int column = edge_column(row);
+    float edge = 0;
+    FRIT_UNROLL_BY(1)
+    for (int i = 0; i < count; ++i) {
+      const int32_t t = shuffle(tokens, i);
+      const T x = column >= 0 ? load(a.dy, row_begin(t, a.columns) + column) : T();
+      edge += edge_kept(a.dropout, t, column) ? widen(x) : 0.0f;
+    }
+    // A partial row goes on to a multiple of 4 columns.
+    const int pad = a.columns + lane() - 24;
+    if (kPiece && pad >= a.columns && pad < a.partials_stride) store(partial, pad, 0.0f);
+    if (column < 0) return;
+    if constexpr (kPiece)
+      store(partial, column, edge * factor);
+    else
+      store(out, column, convert<T>(fmaf(edge, factor, a.accumulate ? widen(load(out, column)) : 0.0f)));
   }
 };
 
 template <typename T>
 void start(Context& context, const Lookup<T>& a) {
-  constexpr int64_t kBlock = kWarps * kEmbeddingTokens;
+  constexpr int64_t kBlock = kWarps * kTokens;
   launch(context, "embedding_forward_shifted_kernel", embedding_forward_shifted_kernel<T>,
          {(a.tokens + kBlock - 1) / kBlock, kThreads}, a);
 }
