@@ -117,10 +117,11 @@ bool BackwardShape::spans_fit(int i) const {
 }
 
 int BackwardShape::held_vectors() const {
-  // A whole number of warps, each with as many steps of 32 vectors.
+  // A whole number of warps, each with as many steps of 32 vectors: few, so that a multiprocessor has room for more
+  // warps.
   const int64_t steps = over(cols / n, 32);
   if (n != 8 || steps == 0) return 0;
-  for (int each : {4, 3, 2})
+  for (int each : {2, 3, 4})
     if (steps % each == 0 && steps / each <= 8) return each;
   return 0;
 }

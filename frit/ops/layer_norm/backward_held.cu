@@ -2,6 +2,7 @@
 #include "frit/ops/layer_norm/forward.h"
 #include "frit/ops/layer_norm/row_part.h"
 #include "frit/ops/layer_norm/span.h"
+#include "frit/simt/early.h"
 #include "frit/simt/launch.h"
 
 namespace frit::layer_norm {
@@ -211,6 +212,7 @@ layer_norm_backward_held_kernel(HeldBackwardRows s, Global<const T> dy, Global<c
     if constexpr (kAgain) start(r + kStages * step, stage);
   }
 
+  let_next_start();  // there is no room for it before this kernel's blocks end
   copy_async_wait<0>();
   if (alone)
     warp_barrier();

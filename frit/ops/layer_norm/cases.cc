@@ -40,10 +40,10 @@ int64_t vectors_of(int64_t cols, DType dtype) {
 
 // The warps that share a row of 16-bit elements which runs in registers as fp32 (forward's `held`); 0 if none can: each
 // has 2, 3 or 4 steps of 32 vectors, all the same number, and the last one at most 7 columns more.
-int64_t held_warps(int64_t cols, DType dtype) {
+int64_t held_warps(int64_t cols, DType dtype, std::initializer_list<int64_t> steps_of_a_warp = {4, 3, 2}) {
   const int64_t steps = over(cols / 8, 32);
   if (size_of(dtype) != 2 || steps == 0) return 0;
-  for (int64_t each : {4, 3, 2})
+  for (int64_t each : steps_of_a_warp)
     if (steps % each == 0 && steps / each <= 8) return steps / each;
   return 0;
 }
@@ -79,11 +79,11 @@ Spans spans_of(int64_t rows, int64_t cols, int64_t stride, DType dtype, bool bac
   return s;
 }
 
-// How backward's `held` shares out rows, vectors a thread as forward's: a row's warps, and blocks that have room for 16
-// or 12 of them and take rows that begin equally far past a multiple of 16 bytes.
+// How backward's `held` shares out rows, as few vectors a thread as can be: a row's warps, and blocks that have room
+// for 16 or 12 of them and take rows that begin equally far past a multiple of 16 bytes.
 Spans held_backward_of(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
   Spans s;
-  s.warps = held_warps(cols, dtype);
+  s.warps = held_warps(cols, dtype, {2, 3, 4});
   if (s.warps == 0 || vectors_of(cols, dtype) <= 32) return s;
   s.each = over(cols / 8, 32) / s.warps;
   s.period = std::min(8 / std::gcd(stride, int64_t{8}), std::max<int64_t>(rows, 1));
