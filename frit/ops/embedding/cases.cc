@@ -140,8 +140,10 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
   if (aligned && o.counts && !learned) {
     const int64_t owned = std::clamp<int64_t>((vocabulary + 263) / 264, 4, 256);
     const int64_t owners = (vocabulary + owned - 1) / owned;
-    c.backward_gpu.barriers = 3;                                       // of the first launch
-    c.backward_gpu.read_bytes = owners * (512 + tokens) * 4 +          // the last offset in every thread, the ids
+    c.backward_gpu.barriers = 3;  // of the first launch
+    // A warp looks through whole 32 vectors of 4 ids.
+    const int64_t looking = tokens == 0 ? 0 : (tokens + 127) / 128, most = (looking + 15) / 16;
+    c.backward_gpu.read_bytes = owners * ((looking + most - 1) / std::max<int64_t>(most, 1) * 32 + tokens) * 4 +
                                 tokens * width * size +                //
                                 pieces * 32 * 16 +                     // what each lane must know of a piece's runs
                                 (width + 127) / 128 * pieces * 8 * 4;  // and a warp, of all that begin, for 128 columns

@@ -106,11 +106,8 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
   const auto noted = next + 1 + warp() * 2 * kListed, noted_words = noted + kListed;
   const int32_t low = static_cast<int32_t>(block_index()) * a.owned;
   const int32_t here = a.keys.count - low < a.owned ? a.keys.count - low : a.owned;
-  int32_t real = static_cast<int32_t>(a.keys.tokens);
-  if (a.keys.offsets) {
-    const int32_t last = load(a.keys.offsets, a.keys.sequences);
-    real = last < real ? last : real;
-  }
+  const int32_t all = static_cast<int32_t>(a.keys.tokens);
+  int32_t real = -1;  // tokens that count, once the first ids are on their way
   FRIT_UNROLL_BY(1)
   for (int i = lane(); i < a.owned; i += kWarpSize) store(counts, warp() * a.owned + i, 0);
   if (thread_index() == 0) store(next, 0, 0);
@@ -155,15 +152,15 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
   // The warp's stretch: whole vectors [begin, end) of the ids; the first warp has the ids before the first whole vector
   // too, the last one those behind the last.
   constexpr int kAhead = 8, kMostListed = kListed - 4 * kWarpSize;
-  const int32_t shift = row_shift(a.keys.keys), head = shift == 0 ? 0 : real < 4 - shift ? real : 4 - shift;
-  const int32_t vectors = (real - head) / 4, stretch = (vectors + kWordThreads - 1) / kWordThreads * kWarpSize;
+  const int32_t shift = row_shift(a.keys.keys), head = shift == 0 ? 0 : all < 4 - shift ? all : 4 - shift;
+  const int32_t vectors = (all - head) / 4, stretch = (vectors + kWordThreads - 1) / kWordThreads * kWarpSize;
   const int32_t begin = warp() * stretch, end = begin + stretch < vectors ? begin + stretch : vectors;
   const int32_t behind = head + 4 * vectors;
   int32_t lower = 0;
   bool again = true;
   FRIT_UNROLL_BY(1)
   for (int pass = 0; pass < 2; ++pass) {
-    bool head_left = again && warp() == 0 && head > 0, tail_left = again && warp() == kWordWarps - 1 && behind < real;
+    bool head_left = again && warp() == 0 && head > 0, tail_left = again && warp() == kWordWarps - 1 && behind < all;
     int32_t first = again ? begin : end;
     if (again) listed = 0;
     again = false;
@@ -181,11 +178,20 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
         first += kAhead * kWarpSize;
       } else {
         token = (head_left ? 0 : behind) + lane();
-        if (token < (head_left ? head : real)) keys[0][0] = load(a.keys.keys, token);
+        if (token < (head_left ? head : all)) keys[0][0] = load(a.keys.keys, token);
         if (head_left)
           head_left = false;
         else
           tail_left = false;
+      }
+      if (real < 0) real = a.keys.offsets ? load(a.keys.offsets, a.keys.sequences) : all;
+      if (real < all) {
+        FRIT_UNROLL
+        for (int k = 0; k < kAhead; ++k) {
+          FRIT_UNROLL
+          for (int c = 0; c < 4; ++c)
+            if (token + 4 * k * kWarpSize + c >= real) keys[k][c] = -1;
+        }
       }
       uint32_t found = 0;  // bit k: some lane's keys[k] has an owned word
       FRIT_UNROLL
