@@ -146,7 +146,7 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
     c.backward_gpu.read_bytes = owners * ((looking + most - 1) / std::max<int64_t>(most, 1) * 32 + tokens) * 4 +
                                 tokens * width * size +                //
                                 pieces * 32 * 16 +                     // what each lane must know of a piece's runs
-                                (width + 127) / 128 * pieces * 8 * 4;  // and a warp, of all that begin, for 128 columns
+                                (width + 127) / 128 * pieces * 8 * 8;  // and a warp, of all that begin, for 128 columns
     c.backward_gpu.written_bytes = pieces * 16 + vocabulary * width * size_of(o.gradient);
   }
   if (o.tail > 0) {

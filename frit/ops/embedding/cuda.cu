@@ -418,10 +418,11 @@ struct WholeRows {
   }
 };
 
-constexpr int kFinishPieces = 8, kFinishColumns = kWarpSize * 4;
+constexpr int kFinishPieces = kWarpSize, kFinishColumns = kWarpSize * 4;
 
 // Adds the partial rows of each long run: a block looks at kFinishPieces pieces and, for every run that begins in one
-// of them, adds kFinishColumns columns: warp w the partial rows w, w + 8, ..., then the warps' sums in order.
+// of them, adds kFinishColumns columns. A warp adds all of a run of up to 8 partial rows, in order, while others add
+// those of other runs; of more, warp w those of w, w + 8, ..., then the warps' sums are added in order.
 template <typename T, typename O>
 FRIT_KERNEL(kThreads, 4)
 embedding_backward_finish_kernel(Sums<T, O> a) {
@@ -431,28 +432,45 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
   const int64_t first = block_index() % groups * kFinishPieces;
   const int column = static_cast<int>(block_index() / groups) * kFinishColumns + lane() * 4;
   const auto scratch = shared_array<float>(0);  // [warp][column]
-  const int key = lane() < kFinishPieces && first + lane() < a.pieces ? load(a.runs, 4 * (first + lane()) + 2) : -1;
-  for (uint32_t runs = ballot(key >= 0); runs != 0; runs &= runs - 1) {
+  Vec<int32_t, 2> run = {-1, 0};  // key and number of partial rows of the run that begins in the lane's piece
+  if (first + lane() < a.pieces) run = load_vec<2>(a.runs, 4 * (first + lane()) + 2);
+  const auto sum_of = [&](int64_t piece, int count, int from, int step) {
+    Vec<float, 4> sum = {};
+    for (int i = from; i < count; i += kAhead * step) {
+      Vec<float, 4> part[kAhead];
+      FRIT_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        const int at = i + k * step;
+        const int64_t slot = 2 * (piece + at) + (at == 0);
+        part[k] = at < count ? load_vec<4>(a.partials + slot * a.partials_stride, column) : Vec<float, 4>{};
+      }
+      FRIT_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        FRIT_UNROLL
+        for (int j = 0; j < 4; ++j) sum[j] += part[k][j];
+      }
+    }
+    return sum;
+  };
+  const auto write = [&](int32_t row, Vec<float, 4> sum) {
+    const Global<O> out = a.out + row * a.out_stride;
+    const Vec<O, 4> before = a.accumulate ? load_span<4>(out, column, a.columns, O()) : Vec<O, 4>{};
+    FRIT_UNROLL
+    for (int j = 0; j < 4; ++j) sum[j] = sum[j] * a.scale + (a.accumulate ? widen(static_cast<O>(before[j])) : 0.0f);
+    store_span<4>(out, column, a.columns, from_float<O>(sum));
+  };
+  int turn = 0;
+  FRIT_UNROLL_BY(1)
+  for (uint32_t runs = ballot(run[0] >= 0); runs != 0; runs &= runs - 1) {
     const int which = find_first_set(runs) - 1;
-    const int32_t row = shuffle(key, which);
-    const int64_t piece = first + which;
-    const int count = load(a.runs, 4 * piece + 3);
+    const int32_t row = shuffle(run[0], which), count = shuffle(run[1], which);
+    if (count <= kWarps) {
+      if (turn++ % kWarps == warp() && column < a.columns) write(row, sum_of(first + which, count, 0, 1));
+      continue;
+    }
     Vec<float, 4> sum = {};
     if (column < a.columns) {
-      for (int i = warp(); i < count; i += kAhead * kWarps) {
-        Vec<float, 4> part[kAhead];
-        FRIT_UNROLL
-        for (int k = 0; k < kAhead; ++k) {
-          const int at = i + k * kWarps;
-          const int64_t slot = 2 * (piece + at) + (at == 0);
-          part[k] = at < count ? load_vec<4>(a.partials + slot * a.partials_stride, column) : Vec<float, 4>{};
-        }
-        FRIT_UNROLL
-        for (int k = 0; k < kAhead; ++k) {
-          FRIT_UNROLL
-          for (int j = 0; j < 4; ++j) sum[j] += part[k][j];
-        }
-      }
+      sum = sum_of(first + which, count, warp(), kWarps);
       store_vec<4>(scratch, warp() * kFinishColumns + lane() * 4, sum);
     }
     barrier();
@@ -462,11 +480,7 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
         FRIT_UNROLL
         for (int j = 0; j < 4; ++j) sum[j] += other[j];
       }
-      const Global<O> out = a.out + row * a.out_stride;
-      const Vec<O, 4> before = a.accumulate ? load_span<4>(out, column, a.columns, O()) : Vec<O, 4>{};
-      FRIT_UNROLL
-      for (int j = 0; j < 4; ++j) sum[j] = sum[j] * a.scale + (a.accumulate ? widen(static_cast<O>(before[j])) : 0.0f);
-      store_span<4>(out, column, a.columns, from_float<O>(sum));
+      write(row, sum);
     }
     barrier();  // scratch is free again
   }
