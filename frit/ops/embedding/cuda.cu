@@ -517,6 +517,7 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
   Buffer partials = context.allocate({2 * pieces, partials_stride}, DType::kF32, "embedding.partials");
   // As much as looking through the tokens leaves time for.
   const int64_t fetch = dy.contiguous() ? std::min<int64_t>(dy.bytes(), 16 << 20) : 0;
+  const int32_t bits = word_bits(keys.count);
   const bool aligned = whole_vectors(dy) && whole_vectors(out), shifted = shifts(dy) && shifts(out);
   dispatch_float(dy.dtype(), [&]<typename T>(T) {
     const auto run = [&]<typename O>(O) {
@@ -530,7 +531,8 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
                          out.row_stride(),
                          pieces,
                          fetch,
-                         words_a_block(keys.count),
+                         bits,
+                         static_cast<int32_t>((keys.count + (int64_t{1} << bits) - 1) >> bits),
                          static_cast<int32_t>(columns),
                          static_cast<int32_t>(partials_stride),
                          scale,
