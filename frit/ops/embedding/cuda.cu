@@ -133,15 +133,6 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
       }
     };
     fetch(0, 0);
-    FRIT_UNROLL_BY(1)
-    for (int n = 1; n < left; ++n) {  // and the cache is asked for the rows behind
-      constexpr int kLine = 128 / static_cast<int>(sizeof(T));
-      const int32_t word_id = shuffle(id, n);
-      const Global<const T> row = a.table + word_id * a.table_stride;
-      FRIT_UNROLL_BY(1)
-      for (int column = lane() * kLine; word_id >= 0 && column < a.columns; column += kWarpSize * kLine)
-        prefetch(row, column);
-    }
     int i = 0, first = 0;
     while (i < left) {
       Vec<float, kN> sum[kVectors];
@@ -167,7 +158,10 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
         if (j >= vectors) continue;
         FRIT_UNROLL
         for (int c = 0; c < kN; ++c) sum[k][c] = words.kept(k, c, threshold) ? sum[k][c] : 0.0f;
-        store_vec<kN>(a.y + t * a.y_stride, j * kN, from_float<T>(sum[k]));
+        if (a.streams)
+          store_vec<kN, Cache::kStream>(a.y + t * a.y_stride, j * kN, from_float<T>(sum[k]));
+        else
+          store_vec<kN>(a.y + t * a.y_stride, j * kN, from_float<T>(sum[k]));
       }
     }
     return;
@@ -586,6 +580,7 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
                       args.offsets.defined() ? static_cast<int32_t>(args.offsets.dim(0) - 1) : 0,
                       static_cast<int32_t>(y.dim(1)),
                       args.scale,
+                      y.numel() * size_of(y.dtype()) > int64_t{16} << 20,
                       DropoutTable(args.dropout)};
     if constexpr (sizeof(T) == 2) {
       if (instance == kShifted) return start_embedding_forward_shifted(context, a);
