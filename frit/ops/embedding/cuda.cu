@@ -503,14 +503,14 @@ bool whole_vectors(const Tensor& t) {
 
 // out[k] (+)= scale * sum over tokens with key k of mask/keep * dy.
 void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Dropout& dropout, float scale,
-                bool accumulate, const Tensor& out) {
+                bool accumulate, const Tensor& out, bool fetches) {
   const int64_t tokens = keys.tokens, columns = dy.dim(1), pieces = (tokens + kEmbeddingPiece - 1) / kEmbeddingPiece;
   const int64_t partials_stride = (columns + 3) / 4 * 4;
   Buffer order = context.allocate({tokens}, DType::kI32, "embedding.order");
   Buffer runs = context.allocate({pieces, 4}, DType::kI32, "embedding.runs");
   Buffer partials = context.allocate({2 * pieces, partials_stride}, DType::kF32, "embedding.partials");
   // As much as looking through the tokens leaves time for.
-  const int64_t fetch = dy.contiguous() ? std::min<int64_t>(dy.bytes(), 16 << 20) : 0;
+  const int64_t fetch = fetches && dy.contiguous() ? std::min<int64_t>(dy.bytes(), 16 << 20) : 0;
   const int32_t bits = word_bits(keys.count);
   const bool aligned = whole_vectors(dy) && whole_vectors(out), shifted = shifts(dy) && shifts(out);
   dispatch_float(dy.dtype(), [&]<typename T>(T) {
@@ -600,13 +600,17 @@ void embedding_backward_gpu(Context& context, const EmbeddingArgs& args, const T
                             bool accumulate, const Tensor& dtable, const Tensor& dpositions) {
   const int64_t tokens = dy.dim(0);
   if (dy.dim(1) == 0) return;
+  constexpr const char* kInstances[] = {"fetches", "waits"};
+  const bool fetches =
+      choose_instance(context, "embedding_backward", fmt::format("{}x{}", dy.dim(1), size_of(dy.dtype())), kInstances,
+                      0, [](int) { return true; }) == 0;
   Keys keys{global<const int32_t>(args.ids),
             global<const int32_t>(args.offsets),
             tokens,
             args.offsets.defined() ? static_cast<int32_t>(args.offsets.dim(0) - 1) : 0,
             static_cast<int32_t>(dtable.dim(0)),
             static_cast<int32_t>(pad_id)};
-  sum_by_key(context, keys, dy, args.dropout, args.scale, accumulate, dtable);
+  sum_by_key(context, keys, dy, args.dropout, args.scale, accumulate, dtable, fetches);
   if (!dpositions.defined()) return;
   keys.count = static_cast<int32_t>(dpositions.dim(0)), keys.skipped = -1;
   Buffer positions;
@@ -619,7 +623,7 @@ void embedding_backward_gpu(Context& context, const EmbeddingArgs& args, const T
            {(tokens + kThreads - 1) / kThreads, kThreads}, global<const int32_t>(args.offsets), keys.sequences, tokens,
            args.position_offset, global<int32_t>(positions));
   }
-  sum_by_key(context, keys, dy, args.dropout, 1.0f, accumulate, dpositions);
+  sum_by_key(context, keys, dy, args.dropout, 1.0f, accumulate, dpositions, fetches);
 }
 
 }  // namespace frit

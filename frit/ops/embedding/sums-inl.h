@@ -106,11 +106,10 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
   const auto next = starts + kWordGroups;              // the next word to write
   const auto noted = next + 1 + warp() * 2 * kListed, noted_words = noted + kListed;
   const uint32_t block = static_cast<uint32_t>(block_index());
-  // An id rotated by `bits` is one of the block's if it is its first one or one of the `here` - 1 behind.
-  const uint32_t low = a.bits == 0 ? 0 : block << (32 - a.bits);
+  // An id of the block has these bits as the block's number has them; a negative one has not.
+  const uint32_t mask = ((1u << a.bits) - 1) | 0x80000000u;
   const int32_t here = static_cast<int32_t>((static_cast<uint32_t>(a.keys.count) - block - 1) >> a.bits) + 1;
   const int32_t all = static_cast<int32_t>(a.keys.tokens);
-  int32_t real = -1;  // tokens that count, once the first ids are on their way
   FRIT_UNROLL_BY(1)
   for (int i = lane(); i < a.owned; i += kWarpSize) store(counts, warp() * a.owned + i, 0);
   if (thread_index() == 0) store(next, 0, 0);
@@ -199,13 +198,20 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
         else
           tail_left = false;
       }
-      if (real < 0) real = a.keys.offsets ? load(a.keys.offsets, a.keys.sequences) : all;
-      if (real < all) {
+      // Tokens that count; asked for when the ids are on their way.
+      const int32_t real = a.keys.offsets ? load(a.keys.offsets, a.keys.sequences) : all;
+      bool odd = real < all;
+      FRIT_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        FRIT_UNROLL
+        for (int c = 0; c < 4; ++c) odd = odd || keys[k][c] >= a.keys.count;
+      }
+      if (ballot(odd) != 0) {  // rare: some count nothing
         FRIT_UNROLL
         for (int k = 0; k < kAhead; ++k) {
           FRIT_UNROLL
           for (int c = 0; c < 4; ++c)
-            if (token + 4 * k * kWarpSize + c >= real) keys[k][c] = -1;
+            if (keys[k][c] >= a.keys.count || token + 4 * k * kWarpSize + c >= real) keys[k][c] = -1;
         }
       }
       uint32_t found = 0;  // bit k: some lane's keys[k] has an owned word
@@ -214,13 +220,8 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
         bool mine = false;
         FRIT_UNROLL
         for (int c = 0; c < 4; ++c) {
-          const uint32_t id = static_cast<uint32_t>(keys[k][c]) < static_cast<uint32_t>(a.keys.count)
-                                  ? static_cast<uint32_t>(keys[k][c])
-                                  : ~0u;
-          const uint32_t rotated = static_cast<uint32_t>((static_cast<uint64_t>(id) << 32 | id) >> a.bits);
-          lower += rotated < low;
-          keys[k][c] = static_cast<int32_t>(rotated - low);
-          mine = mine || rotated - low < static_cast<uint32_t>(here);
+          const uint32_t bits = static_cast<uint32_t>(keys[k][c]) & mask;
+          lower += bits < block, mine = mine || bits == block;
         }
         found |= ballot(mine) != 0 ? 1u << k : 0u;
       }
@@ -245,7 +246,7 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
         bool mine[4];
         FRIT_UNROLL
         for (int c = 0; c < 4; ++c) {
-          mine[c] = static_cast<uint32_t>(words[c]) < static_cast<uint32_t>(here);
+          mine[c] = (static_cast<uint32_t>(words[c]) & mask) == block, words[c] >>= a.bits;
           const uint32_t votes = ballot(mine[c]);
           place += count_bits(votes & before_lane), listed += count_bits(votes);
         }
