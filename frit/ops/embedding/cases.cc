@@ -138,13 +138,16 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
       width == 0 ? 0 : scratch + (learned && found ? static_cast<int64_t>(align_up(tokens * 4)) : 0);
   c.backward_gpu.atomics = 0;
   if (aligned && o.counts && !learned) {
-    const int64_t owned = std::clamp<int64_t>((vocabulary + 263) / 264, 4, 256);
-    const int64_t owners = (vocabulary + owned - 1) / owned;
-    c.backward_gpu.barriers = 3;                                       // of the first launch
-    c.backward_gpu.read_bytes = owners * (512 + tokens) * 4 +          // the last offset in every thread, the ids
+    int64_t owners = 1;  // with 4 to 256 words each, at best 256
+    while (owners < 256 && vocabulary / (2 * owners) >= 4) owners *= 2;
+    while (vocabulary > 256 * owners) owners *= 2;
+    c.backward_gpu.barriers = 4;  // of the first launch
+    // A warp looks through whole 32 vectors of 4 ids.
+    const int64_t looking = tokens == 0 ? 0 : (tokens + 127) / 128, most = (looking + 15) / 16;
+    c.backward_gpu.read_bytes = owners * ((looking + most - 1) / std::max<int64_t>(most, 1) * 32 + tokens) * 4 +
                                 tokens * width * size +                //
                                 pieces * 32 * 16 +                     // what each lane must know of a piece's runs
-                                (width + 127) / 128 * pieces * 8 * 4;  // and a warp, of all that begin, for 128 columns
+                                (width + 127) / 128 * pieces * 8 * 8;  // and a warp, of all that begin, for 128 columns
     c.backward_gpu.written_bytes = pieces * 16 + vocabulary * width * size_of(o.gradient);
   }
   if (o.tail > 0) {
@@ -155,7 +158,7 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
     c.finite_difference_step = 0;  // the loss is not a number
   }
   if (o.tail > 0 || dtype == DType::kF16) c.where = Where::kGpu;
-  if (o.instances) c.forward_instances = {"2_vectors", "4_vectors"};
+  if (o.instances) c.forward_instances = {"2_vectors", "4_vectors"}, c.backward_instances = {"fetches", "waits"};
   if (o.instances && size == 2 && width % 8 != 0 && o.stride == 0) c.forward_instances.push_back("shifted");
   return c;
 }

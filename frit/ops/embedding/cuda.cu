@@ -133,15 +133,6 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
       }
     };
     fetch(0, 0);
-    FRIT_UNROLL_BY(1)
-    for (int n = 1; n < left; ++n) {  // and the cache is asked for the rows behind
-      constexpr int kLine = 128 / static_cast<int>(sizeof(T));
-      const int32_t word_id = shuffle(id, n);
-      const Global<const T> row = a.table + word_id * a.table_stride;
-      FRIT_UNROLL_BY(1)
-      for (int column = lane() * kLine; word_id >= 0 && column < a.columns; column += kWarpSize * kLine)
-        prefetch(row, column);
-    }
     int i = 0, first = 0;
     while (i < left) {
       Vec<float, kN> sum[kVectors];
@@ -167,7 +158,10 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
         if (j >= vectors) continue;
         FRIT_UNROLL
         for (int c = 0; c < kN; ++c) sum[k][c] = words.kept(k, c, threshold) ? sum[k][c] : 0.0f;
-        store_vec<kN>(a.y + t * a.y_stride, j * kN, from_float<T>(sum[k]));
+        if (a.streams)
+          store_vec<kN, Cache::kStream>(a.y + t * a.y_stride, j * kN, from_float<T>(sum[k]));
+        else
+          store_vec<kN>(a.y + t * a.y_stride, j * kN, from_float<T>(sum[k]));
       }
     }
     return;
@@ -418,10 +412,11 @@ struct WholeRows {
   }
 };
 
-constexpr int kFinishPieces = 8, kFinishColumns = kWarpSize * 4;
+constexpr int kFinishPieces = kWarpSize, kFinishColumns = kWarpSize * 4;
 
 // Adds the partial rows of each long run: a block looks at kFinishPieces pieces and, for every run that begins in one
-// of them, adds kFinishColumns columns: warp w the partial rows w, w + 8, ..., then the warps' sums in order.
+// of them, adds kFinishColumns columns. A warp adds all of a run of up to 8 partial rows, in order, while others add
+// those of other runs; of more, warp w those of w, w + 8, ..., then the warps' sums are added in order.
 template <typename T, typename O>
 FRIT_KERNEL(kThreads, 4)
 embedding_backward_finish_kernel(Sums<T, O> a) {
@@ -431,28 +426,45 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
   const int64_t first = block_index() % groups * kFinishPieces;
   const int column = static_cast<int>(block_index() / groups) * kFinishColumns + lane() * 4;
   const auto scratch = shared_array<float>(0);  // [warp][column]
-  const int key = lane() < kFinishPieces && first + lane() < a.pieces ? load(a.runs, 4 * (first + lane()) + 2) : -1;
-  for (uint32_t runs = ballot(key >= 0); runs != 0; runs &= runs - 1) {
+  Vec<int32_t, 2> run = {-1, 0};  // key and number of partial rows of the run that begins in the lane's piece
+  if (first + lane() < a.pieces) run = load_vec<2>(a.runs, 4 * (first + lane()) + 2);
+  const auto sum_of = [&](int64_t piece, int count, int from, int step) {
+    Vec<float, 4> sum = {};
+    for (int i = from; i < count; i += kAhead * step) {
+      Vec<float, 4> part[kAhead];
+      FRIT_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        const int at = i + k * step;
+        const int64_t slot = 2 * (piece + at) + (at == 0);
+        part[k] = at < count ? load_vec<4>(a.partials + slot * a.partials_stride, column) : Vec<float, 4>{};
+      }
+      FRIT_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        FRIT_UNROLL
+        for (int j = 0; j < 4; ++j) sum[j] += part[k][j];
+      }
+    }
+    return sum;
+  };
+  const auto write = [&](int32_t row, Vec<float, 4> sum) {
+    const Global<O> out = a.out + row * a.out_stride;
+    const Vec<O, 4> before = a.accumulate ? load_span<4>(out, column, a.columns, O()) : Vec<O, 4>{};
+    FRIT_UNROLL
+    for (int j = 0; j < 4; ++j) sum[j] = sum[j] * a.scale + (a.accumulate ? widen(static_cast<O>(before[j])) : 0.0f);
+    store_span<4>(out, column, a.columns, from_float<O>(sum));
+  };
+  int turn = 0;
+  FRIT_UNROLL_BY(1)
+  for (uint32_t runs = ballot(run[0] >= 0); runs != 0; runs &= runs - 1) {
     const int which = find_first_set(runs) - 1;
-    const int32_t row = shuffle(key, which);
-    const int64_t piece = first + which;
-    const int count = load(a.runs, 4 * piece + 3);
+    const int32_t row = shuffle(run[0], which), count = shuffle(run[1], which);
+    if (count <= kWarps) {
+      if (turn++ % kWarps == warp() && column < a.columns) write(row, sum_of(first + which, count, 0, 1));
+      continue;
+    }
     Vec<float, 4> sum = {};
     if (column < a.columns) {
-      for (int i = warp(); i < count; i += kAhead * kWarps) {
-        Vec<float, 4> part[kAhead];
-        FRIT_UNROLL
-        for (int k = 0; k < kAhead; ++k) {
-          const int at = i + k * kWarps;
-          const int64_t slot = 2 * (piece + at) + (at == 0);
-          part[k] = at < count ? load_vec<4>(a.partials + slot * a.partials_stride, column) : Vec<float, 4>{};
-        }
-        FRIT_UNROLL
-        for (int k = 0; k < kAhead; ++k) {
-          FRIT_UNROLL
-          for (int j = 0; j < 4; ++j) sum[j] += part[k][j];
-        }
-      }
+      sum = sum_of(first + which, count, warp(), kWarps);
       store_vec<4>(scratch, warp() * kFinishColumns + lane() * 4, sum);
     }
     barrier();
@@ -462,11 +474,7 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
         FRIT_UNROLL
         for (int j = 0; j < 4; ++j) sum[j] += other[j];
       }
-      const Global<O> out = a.out + row * a.out_stride;
-      const Vec<O, 4> before = a.accumulate ? load_span<4>(out, column, a.columns, O()) : Vec<O, 4>{};
-      FRIT_UNROLL
-      for (int j = 0; j < 4; ++j) sum[j] = sum[j] * a.scale + (a.accumulate ? widen(static_cast<O>(before[j])) : 0.0f);
-      store_span<4>(out, column, a.columns, from_float<O>(sum));
+      write(row, sum);
     }
     barrier();  // scratch is free again
   }
@@ -495,14 +503,15 @@ bool whole_vectors(const Tensor& t) {
 
 // out[k] (+)= scale * sum over tokens with key k of mask/keep * dy.
 void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Dropout& dropout, float scale,
-                bool accumulate, const Tensor& out) {
+                bool accumulate, const Tensor& out, bool fetches) {
   const int64_t tokens = keys.tokens, columns = dy.dim(1), pieces = (tokens + kEmbeddingPiece - 1) / kEmbeddingPiece;
   const int64_t partials_stride = (columns + 3) / 4 * 4;
   Buffer order = context.allocate({tokens}, DType::kI32, "embedding.order");
   Buffer runs = context.allocate({pieces, 4}, DType::kI32, "embedding.runs");
   Buffer partials = context.allocate({2 * pieces, partials_stride}, DType::kF32, "embedding.partials");
   // As much as looking through the tokens leaves time for.
-  const int64_t fetch = dy.contiguous() ? std::min<int64_t>(dy.bytes(), 16 << 20) : 0;
+  const int64_t fetch = fetches && dy.contiguous() ? std::min<int64_t>(dy.bytes(), 16 << 20) : 0;
+  const int32_t bits = word_bits(keys.count);
   const bool aligned = whole_vectors(dy) && whole_vectors(out), shifted = shifts(dy) && shifts(out);
   dispatch_float(dy.dtype(), [&]<typename T>(T) {
     const auto run = [&]<typename O>(O) {
@@ -516,7 +525,8 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
                          out.row_stride(),
                          pieces,
                          fetch,
-                         words_a_block(keys.count),
+                         bits,
+                         static_cast<int32_t>((keys.count + (int64_t{1} << bits) - 1) >> bits),
                          static_cast<int32_t>(columns),
                          static_cast<int32_t>(partials_stride),
                          scale,
@@ -570,6 +580,7 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
                       args.offsets.defined() ? static_cast<int32_t>(args.offsets.dim(0) - 1) : 0,
                       static_cast<int32_t>(y.dim(1)),
                       args.scale,
+                      y.numel() * size_of(y.dtype()) > int64_t{16} << 20,
                       DropoutTable(args.dropout)};
     if constexpr (sizeof(T) == 2) {
       if (instance == kShifted) return start_embedding_forward_shifted(context, a);
@@ -589,13 +600,17 @@ void embedding_backward_gpu(Context& context, const EmbeddingArgs& args, const T
                             bool accumulate, const Tensor& dtable, const Tensor& dpositions) {
   const int64_t tokens = dy.dim(0);
   if (dy.dim(1) == 0) return;
+  constexpr const char* kInstances[] = {"fetches", "waits"};
+  const bool fetches =
+      choose_instance(context, "embedding_backward", fmt::format("{}x{}", dy.dim(1), size_of(dy.dtype())), kInstances,
+                      0, [](int) { return true; }) == 0;
   Keys keys{global<const int32_t>(args.ids),
             global<const int32_t>(args.offsets),
             tokens,
             args.offsets.defined() ? static_cast<int32_t>(args.offsets.dim(0) - 1) : 0,
             static_cast<int32_t>(dtable.dim(0)),
             static_cast<int32_t>(pad_id)};
-  sum_by_key(context, keys, dy, args.dropout, args.scale, accumulate, dtable);
+  sum_by_key(context, keys, dy, args.dropout, args.scale, accumulate, dtable, fetches);
   if (!dpositions.defined()) return;
   keys.count = static_cast<int32_t>(dpositions.dim(0)), keys.skipped = -1;
   Buffer positions;
@@ -608,7 +623,7 @@ void embedding_backward_gpu(Context& context, const EmbeddingArgs& args, const T
            {(tokens + kThreads - 1) / kThreads, kThreads}, global<const int32_t>(args.offsets), keys.sequences, tokens,
            args.position_offset, global<int32_t>(positions));
   }
-  sum_by_key(context, keys, dy, args.dropout, 1.0f, accumulate, dpositions);
+  sum_by_key(context, keys, dy, args.dropout, 1.0f, accumulate, dpositions, fetches);
 }
 
 }  // namespace frit

@@ -27,6 +27,7 @@ struct Lookup {
   int64_t tokens, table_stride, positions_stride, y_stride, position_offset, places;
   int32_t vocabulary, sequences, columns;
   float scale;
+  bool streams;  // is y too large to stay in the second-level cache?
   DropoutTable dropout;
 };
 

@@ -28,7 +28,7 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
     const int64_t t = begin + i;
     const int32_t word_id = shuffle(found.id, i), place_id = shuffle(found.place, i);
     const int32_t next_id = shuffle(found.id, i + 1);
-    if (i + 1 < left && next_id >= 0) {
+    if (i + 1 < left && next_id >= 0 && next_id != word_id) {
       FRIT_UNROLL_BY(1)
       for (int column = lane() * kLine; column < a.columns; column += kWarpSize * kLine)
         prefetch(a.table + row_begin(next_id, a.columns), column);

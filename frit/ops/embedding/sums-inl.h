@@ -27,7 +27,7 @@ struct Sums {
   Global<O> out;
   Global<float> partials;  // [2 * pieces, partials_stride]
   int64_t dy_stride, out_stride, pieces, fetch_bytes;
-  int32_t owned, columns, partials_stride;
+  int32_t bits, owned, columns, partials_stride;
   float scale;
   bool accumulate;
   DropoutTable dropout;
@@ -36,12 +36,17 @@ struct Sums {
 constexpr int kPieceTokens = static_cast<int>(kEmbeddingPiece);
 static_assert(kPieceTokens <= kWarpSize, "a warp sees a run's tokens at once");
 constexpr int kRowThreads = 128, kRowWarps = kRowThreads / kWarpSize;
-constexpr int kListed = 192;  // tokens that a warp notes, 128 at a time
+constexpr int kListed = 256;  // tokens that a warp notes, 128 at a time
 constexpr int kMostWords = 256, kWordGroups = kMostWords / kWarpSize;
 
-// Words a block of the first launch owns: so many that an H200 holds all blocks at once, two a multiprocessor.
-inline int32_t words_a_block(int64_t count) {
-  return static_cast<int32_t>(std::clamp<int64_t>((count + 263) / 264, 4, kMostWords));
+// Of the first launch's 2^bits blocks, block b owns the words whose lowest bits are b: words lie in the order of their
+// frequency in many vocabularies, and neighbours with many tokens each would be much work for one block. 256 blocks, as
+// many as an H200 holds at once, unless they own fewer than 4 words or more than kMostWords.
+inline int32_t word_bits(int64_t count) {
+  int32_t bits = 0;
+  while (bits < 8 && count >> (bits + 1) >= 4) ++bits;
+  while (count > int64_t{kMostWords} << bits) ++bits;
+  return bits;
 }
 inline int64_t words_shared(int64_t owned, int warps) {
   return ((warps + kPieceTokens + 2) * owned + 2 * warps * kListed + warps + 2 * kWordGroups + 1) *
@@ -79,7 +84,7 @@ FRIT_DEVICE void note_pieces(const Sums<T, O>& a, int32_t start, int32_t total, 
   }
 }
 
-// Block b owns the words from b * owned on. A warp looks through its own stretch of the tokens, notes those of owned
+// A warp looks through its own stretch of the tokens, notes those of owned
 // words in shared memory, and counts them by word; when the counts before it are known, it puts them in their places,
 // looking through its stretch again if there were too many to note. No block waits for another. Then the warps take
 // words one after the other. Tells the cache to fetch `fetch_bytes` of dy meanwhile.
@@ -91,10 +96,6 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
   wait_for_previous();
   constexpr int kWordThreads = Rows::kWordThreads, kWordWarps = kWordThreads / kWarpSize;
   static_assert(kWordThreads >= kMostWords, "a thread a word");
-  constexpr int64_t kLine = 128;
-  for (int64_t at = (block_index() * kWordThreads + thread_index()) * kLine; at < a.fetch_bytes;
-       at += block_count() * kWordThreads * kLine)
-    prefetch(Global<const uint8_t>(reinterpret_cast<const uint8_t*>(a.dy.raw())), at);
   const auto counts = shared_array<int32_t>(0);        // [warp][owned word], then tokens before the warp's
   const auto slots = counts + kWordWarps * a.owned;    // [owned word][token] of runs that are not long
   const auto totals = slots + kPieceTokens * a.owned;  // by owned word
@@ -104,13 +105,11 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
   const auto starts = sums + kWordGroups;              // and the sorted place of the first of them
   const auto next = starts + kWordGroups;              // the next word to write
   const auto noted = next + 1 + warp() * 2 * kListed, noted_words = noted + kListed;
-  const int32_t low = static_cast<int32_t>(block_index()) * a.owned;
-  const int32_t here = a.keys.count - low < a.owned ? a.keys.count - low : a.owned;
-  int32_t real = static_cast<int32_t>(a.keys.tokens);
-  if (a.keys.offsets) {
-    const int32_t last = load(a.keys.offsets, a.keys.sequences);
-    real = last < real ? last : real;
-  }
+  const uint32_t block = static_cast<uint32_t>(block_index());
+  // An id of the block has these bits as the block's number has them; a negative one has not.
+  const uint32_t mask = ((1u << a.bits) - 1) | 0x80000000u;
+  const int32_t here = static_cast<int32_t>((static_cast<uint32_t>(a.keys.count) - block - 1) >> a.bits) + 1;
+  const int32_t all = static_cast<int32_t>(a.keys.tokens);
   FRIT_UNROLL_BY(1)
   for (int i = lane(); i < a.owned; i += kWarpSize) store(counts, warp() * a.owned + i, 0);
   if (thread_index() == 0) store(next, 0, 0);
@@ -118,52 +117,64 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
 
   const uint32_t before_lane = (1u << lane()) - 1;
   int listed = 0;
-  int32_t group_start = 0;  // lane g: sorted place of the first token of owned words 32 * g and on
   // Counts the noted tokens, or puts them in their places. Lanes of one word are found bit by bit.
+  const auto put = [&](int32_t token, int32_t word, int32_t place) {
+    const int32_t total = load(totals, word);
+    if (total <= kPieceTokens)
+      store(slots, word * kPieceTokens + place, token);
+    else
+      store(a.order, load(starts, word / kWarpSize) + load(through, word) - total + place, token);
+  };
   const auto use_noted = [&](bool placing) {
     warp_barrier();
+    if (listed == 0) return;
+    const int32_t some = load(noted_words, 0);
+    bool other = false;
+    FRIT_UNROLL_BY(1)
+    for (int i = lane(); i < listed; i += kWarpSize) other = other || load(noted_words, i) != some;
+    if (ballot(other) == 0) {
+      const int cell = warp() * a.owned + some;
+      const int32_t before = load(counts, cell);
+      warp_barrier();
+      if (lane() == 0) store(counts, cell, before + listed);
+      if (placing) {
+        FRIT_UNROLL_BY(1)
+        for (int i = lane(); i < listed; i += kWarpSize) put(load(noted, i), some, before + i);
+      }
+      warp_barrier();
+      return;
+    }
     FRIT_UNROLL_BY(1)
     for (int first = 0; first < listed; first += kWarpSize) {
       const bool mine = first + lane() < listed;
       const int32_t word = mine ? load(noted_words, first + lane()) : 0;
-      const int32_t some = shuffle(word, 0);
       uint32_t peers = ballot(mine);
-      if (ballot(mine && word != some) != 0) {
-        FRIT_UNROLL_BY(1)
-        for (int bit = 0; a.owned >> bit; ++bit) {
-          const uint32_t set = ballot(mine && (word >> bit & 1));
-          peers &= word >> bit & 1 ? set : ~set;
-        }
+      FRIT_UNROLL_BY(1)
+      for (int bit = 0; a.owned >> bit; ++bit) {
+        const uint32_t set = ballot(mine && (word >> bit & 1));
+        peers &= word >> bit & 1 ? set : ~set;
       }
       const int rank = count_bits(peers & before_lane), cell = warp() * a.owned + word;
       const int32_t before = mine ? load(counts, cell) : 0;
       warp_barrier();
       if (mine && rank == 0) store(counts, cell, before + count_bits(peers));
+      if (placing && mine) put(load(noted, first + lane()), word, before + rank);
       warp_barrier();
-      if (!placing) continue;
-      const int32_t group = shuffle(group_start, word / kWarpSize);
-      if (!mine) continue;
-      const int32_t token = load(noted, first + lane()), total = load(totals, word);
-      if (total <= kPieceTokens)
-        store(slots, word * kPieceTokens + before + rank, token);
-      else
-        store(a.order, group + load(through, word) - total + before + rank, token);
     }
-    warp_barrier();
   };
 
   // The warp's stretch: whole vectors [begin, end) of the ids; the first warp has the ids before the first whole vector
   // too, the last one those behind the last.
   constexpr int kAhead = 8, kMostListed = kListed - 4 * kWarpSize;
-  const int32_t shift = row_shift(a.keys.keys), head = shift == 0 ? 0 : real < 4 - shift ? real : 4 - shift;
-  const int32_t vectors = (real - head) / 4, stretch = (vectors + kWordThreads - 1) / kWordThreads * kWarpSize;
+  const int32_t shift = row_shift(a.keys.keys), head = shift == 0 ? 0 : all < 4 - shift ? all : 4 - shift;
+  const int32_t vectors = (all - head) / 4, stretch = (vectors + kWordThreads - 1) / kWordThreads * kWarpSize;
   const int32_t begin = warp() * stretch, end = begin + stretch < vectors ? begin + stretch : vectors;
   const int32_t behind = head + 4 * vectors;
   int32_t lower = 0;
-  bool again = true;
+  bool again = true, asked = false;
   FRIT_UNROLL_BY(1)
   for (int pass = 0; pass < 2; ++pass) {
-    bool head_left = again && warp() == 0 && head > 0, tail_left = again && warp() == kWordWarps - 1 && behind < real;
+    bool head_left = again && warp() == 0 && head > 0, tail_left = again && warp() == kWordWarps - 1 && behind < all;
     int32_t first = again ? begin : end;
     if (again) listed = 0;
     again = false;
@@ -181,11 +192,27 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
         first += kAhead * kWarpSize;
       } else {
         token = (head_left ? 0 : behind) + lane();
-        if (token < (head_left ? head : real)) keys[0][0] = load(a.keys.keys, token);
+        if (token < (head_left ? head : all)) keys[0][0] = load(a.keys.keys, token);
         if (head_left)
           head_left = false;
         else
           tail_left = false;
+      }
+      // Tokens that count; asked for when the ids are on their way.
+      const int32_t real = a.keys.offsets ? load(a.keys.offsets, a.keys.sequences) : all;
+      bool odd = real < all;
+      FRIT_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        FRIT_UNROLL
+        for (int c = 0; c < 4; ++c) odd = odd || keys[k][c] >= a.keys.count;
+      }
+      if (ballot(odd) != 0) {  // rare: some count nothing
+        FRIT_UNROLL
+        for (int k = 0; k < kAhead; ++k) {
+          FRIT_UNROLL
+          for (int c = 0; c < 4; ++c)
+            if (keys[k][c] >= a.keys.count || token + 4 * k * kWarpSize + c >= real) keys[k][c] = -1;
+        }
       }
       uint32_t found = 0;  // bit k: some lane's keys[k] has an owned word
       FRIT_UNROLL
@@ -193,10 +220,18 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
         bool mine = false;
         FRIT_UNROLL
         for (int c = 0; c < 4; ++c) {
-          lower += static_cast<uint32_t>(keys[k][c]) < static_cast<uint32_t>(low);
-          mine = mine || static_cast<uint32_t>(keys[k][c] - low) < static_cast<uint32_t>(here);
+          const uint32_t bits = static_cast<uint32_t>(keys[k][c]) & mask;
+          lower += bits < block, mine = mine || bits == block;
         }
         found |= ballot(mine) != 0 ? 1u << k : 0u;
+      }
+      if (!asked) {  // not before the ids have come
+        constexpr int64_t kLine = 128;
+        FRIT_UNROLL_BY(1)
+        for (int64_t at = (block_index() * kWordThreads + thread_index()) * kLine; at < a.fetch_bytes;
+             at += block_count() * kWordThreads * kLine)
+          prefetch(Global<const uint8_t>(reinterpret_cast<const uint8_t*>(a.dy.raw())), at);
+        asked = true;
       }
       FRIT_UNROLL_BY(1)
       for (; found != 0; found &= found - 1) {
@@ -211,7 +246,7 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
         bool mine[4];
         FRIT_UNROLL
         for (int c = 0; c < 4; ++c) {
-          words[c] -= low, mine[c] = static_cast<uint32_t>(words[c]) < static_cast<uint32_t>(here);
+          mine[c] = (static_cast<uint32_t>(words[c]) & mask) == block, words[c] >>= a.bits;
           const uint32_t votes = ballot(mine[c]);
           place += count_bits(votes & before_lane), listed += count_bits(votes);
         }
@@ -253,30 +288,32 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
       if (lane() == kWarpSize - 1) store(sums, warp(), up_to);
     }
     barrier();
-    int32_t base = lane() < kWordWarps ? load(below, lane()) : 0;
-    FRIT_UNROLL
-    for (int bits = kWarpSize / 2; bits > 0; bits /= 2) base += shuffle_xor(base, bits);
-    const int32_t own = lane() < kWordGroups ? load(sums, lane()) : 0;
-    group_start = own;
-    FRIT_UNROLL
-    for (int by = 1; by < kWordGroups; by *= 2) {
-      const int32_t other = shuffle_up(group_start, by);
-      if (lane() >= by) group_start += other;
+    if (warp() == 0) {
+      int32_t base = lane() < kWordWarps ? load(below, lane()) : 0;
+      FRIT_UNROLL
+      for (int bits = kWarpSize / 2; bits > 0; bits /= 2) base += shuffle_xor(base, bits);
+      const int32_t own = lane() < kWordGroups ? load(sums, lane()) : 0;
+      int32_t before = own;
+      FRIT_UNROLL
+      for (int by = 1; by < kWordGroups; by *= 2) {
+        const int32_t other = shuffle_up(before, by);
+        if (lane() >= by) before += other;
+      }
+      if (lane() < kWordGroups) store(starts, lane(), base + before - own);
     }
-    group_start += base - own;
+    barrier();
   }
-  if (warp() == 0 && lane() < kWordGroups) store(starts, lane(), group_start);
   barrier();
 
   FRIT_UNROLL_BY(1)
   while (true) {
     const int32_t word = shuffle(lane() == 0 ? atomic_add(next, 0, 1) : 0, 0);
     if (word >= here) return;
-    const int32_t key = low + word, total = load(totals, word);
+    const int32_t key = static_cast<int32_t>(static_cast<uint32_t>(word) << a.bits | block), total = load(totals, word);
     const int32_t start = load(starts, word / kWarpSize) + load(through, word) - total;
     const bool skipped = key == a.keys.skipped, is_long = total > kPieceTokens && !skipped;
     if (total > 0) note_pieces(a, start, total, key, is_long);
-    if (key == a.keys.count - 1)  // and what no run lies in
+    if (word == here - 1 && block_index() == block_count() - 1)  // and what no run lies in
       note_pieces(a, start + total, static_cast<int32_t>(a.pieces) * kPieceTokens - start - total, key, false);
     if (is_long) continue;
     if (total == 0 || skipped) {
@@ -311,9 +348,7 @@ embedding_backward_pieces_kernel(Sums<typename Rows::In, typename Rows::Out> a) 
 template <typename Rows>
 void launch_sums(Context& context, const Sums<typename Rows::In, typename Rows::Out>& a) {
   launch(context, "embedding_backward_words_kernel", embedding_backward_words_kernel<Rows>,
-         {(a.keys.count + a.owned - 1) / a.owned, Rows::kWordThreads,
-          words_shared(a.owned, Rows::kWordThreads / kWarpSize)},
-         a);
+         {int64_t{1} << a.bits, Rows::kWordThreads, words_shared(a.owned, Rows::kWordThreads / kWarpSize)}, a);
   launch(context, "embedding_backward_pieces_kernel", embedding_backward_pieces_kernel<Rows>,
          {(a.pieces + kRowWarps - 1) / kRowWarps, kRowThreads}, a);
 }
