@@ -25,8 +25,9 @@ struct SoftmaxWhole {
 inline int softmax_whole_vectors(int instance, int64_t cols, bool ragged) {
   const int64_t chunks = cols / 8;
   if (instance == kRowPer8Lanes && chunks <= 16 && !ragged) return 2;
-  if (instance == kRowPerWarp && chunks <= 64) return 2;
-  if (instance == kLongRowPerWarp && chunks <= 256) return chunks <= 64 ? 2 : chunks <= 128 ? 4 : 8;
+  if (instance == kRowPerWarp && chunks > 64) return 0;
+  if ((instance == kRowPerWarp || instance == kLongRowPerWarp) && chunks <= 256)
+    return chunks <= 32 && ragged ? 1 : chunks <= 64 ? 2 : chunks <= 128 ? 4 : 8;
   return 0;
 }
 // True if all rows of x, y (dx) and dy are whole aligned vectors of 16-bit elements.
