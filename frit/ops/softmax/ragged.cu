@@ -11,9 +11,13 @@ using namespace simt;
 
 namespace {
 
+// Of short rows, a small block is the sooner replaced.
+constexpr int ragged_threads(int vectors) {
+  return vectors <= 2 ? 64 : 128;
+}
 // Blocks a multiprocessor should hold at least, which bounds registers.
 constexpr int ragged_blocks(int vectors, bool backward) {
-  return vectors <= 2 ? (backward ? 6 : 9) : vectors == 4 ? (backward ? 7 : 8) : backward ? 4 : 5;
+  return vectors <= 2 ? (backward ? 12 : 18) : vectors == 4 ? (backward ? 7 : 8) : backward ? 4 : 5;
 }
 
 // Rows that a warp takes at once: short ones leave it little else to do while it waits.
@@ -39,7 +43,7 @@ struct RaggedRows {
 
   template <typename T>
   FRIT_DEVICE RaggedRows(const SoftmaxWhole& s, const Global<T>& x) {
-    constexpr uint32_t kWarps = kSoftmaxThreads / 32;
+    constexpr uint32_t kWarps = ragged_threads(V) / 32;
     first = (static_cast<uint32_t>(block_index()) * kWarps + static_cast<uint32_t>(warp())) * kRows;
     active = s.rows - static_cast<int>(first);
     if (active <= 0) return;
@@ -64,29 +68,6 @@ struct RaggedRows {
   FRIT_DEVICE float own(const float (&of)[kRows]) const { return half ? of[kRows - 1] : of[0]; }
   FRIT_DEVICE bool stands_for_row() const { return (lane() & 15) == 0 && (kRows == 1 ? lane() == 0 : half < active); }
 };
-
-// Random words of M groups, each of its own row and head.
-template <int M>
-FRIT_DEVICE DropoutWords<M> ragged_words(const DropoutTable& d, const uint32_t (&rows)[M], const uint32_t (&groups)[M],
-                                         const uint32_t (&heads)[M]) {
-  DropoutWords<M> c;
-  FRIT_UNROLL
-  for (int j = 0; j < M; ++j) {
-    c.v[j][0] = groups[j], c.v[j][1] = rows[j], c.v[j][2] = heads[j] | d.lane_word, c.v[j][3] = d.site;
-  }
-  FRIT_UNROLL
-  for (int r = 0; r < 10; ++r) {
-    FRIT_UNROLL
-    for (int j = 0; j < M; ++j) {
-      uint32_t(&v)[4] = c.v[j];
-      const uint64_t p0 = static_cast<uint64_t>(kPhiloxM0) * v[0], p1 = static_cast<uint64_t>(kPhiloxM1) * v[2];
-      v[0] = static_cast<uint32_t>(p1 >> 32) ^ v[1] ^ d.keys[2 * r];
-      v[2] = static_cast<uint32_t>(p0 >> 32) ^ v[3] ^ d.keys[2 * r + 1];
-      v[1] = static_cast<uint32_t>(p1), v[3] = static_cast<uint32_t>(p0);
-    }
-  }
-  return c;
-}
 
 // The warp's rows' random words in shared memory, 2 bytes a column: a block of 8 columns is drawn by one lane, and the
 // columns of a lane's vector lie in two such.
@@ -124,14 +105,14 @@ class RaggedWords {
         const int r = (from + j) / V, i = (from + j) % V;
         rows[j] = counters[r], row_heads[j] = heads[r], groups[j] = static_cast<uint32_t>(i * 32 + lane());
       }
-      const DropoutWords<kAtOnce> words = ragged_words<kAtOnce>(s.dropout, rows, groups, row_heads);
+      const DropoutWords<kAtOnce> words = softmax_draw<kAtOnce>(s.dropout, rows, groups, row_heads);
       FRIT_UNROLL
       for (int j = 0; j < kAtOnce; ++j)
         put((from + j) / V * kRowWords + ((from + j) % V * 32 + lane()) * 4, words.v[j]);
     }
     if (s.cols >= V * 256) {  // the last vector may end in one block more: lane r draws row r's
       const bool second = kRows > 1 && lane() == 1;
-      const DropoutWords<1> words = ragged_words<1>(s.dropout, {second ? counters[kRows - 1] : counters[0]}, {V * 32u},
+      const DropoutWords<1> words = softmax_draw<1>(s.dropout, {second ? counters[kRows - 1] : counters[0]}, {V * 32u},
                                                     {second ? heads[kRows - 1] : heads[0]});
       if (lane() < kRows) put(lane() * kRowWords + V * 128, words.v[0]);
     }
@@ -162,7 +143,7 @@ class RaggedWords {
 };
 
 template <typename T, int V>
-FRIT_KERNEL(kSoftmaxThreads, ragged_blocks(V, false))
+FRIT_KERNEL(ragged_threads(V), ragged_blocks(V, false))
 softmax_forward_ragged_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Global<float> lse) {
   constexpr int N = 8, kStep = 32 * N, kRows = ragged_rows(V);
   wait_for_previous();
@@ -251,7 +232,7 @@ softmax_forward_ragged_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Gl
 }
 
 template <typename T, int V>
-FRIT_KERNEL(kSoftmaxThreads, ragged_blocks(V, true))
+FRIT_KERNEL(ragged_threads(V), ragged_blocks(V, true))
 softmax_backward_ragged_kernel(SoftmaxWhole s, Global<const T> dy, Global<const T> x, Global<const float> lse,
                                Global<T> dx) {
   constexpr int N = 8, kStep = 32 * N, kRows = ragged_rows(V);
@@ -343,8 +324,8 @@ softmax_backward_ragged_kernel(SoftmaxWhole s, Global<const T> dy, Global<const 
 
 template <int V>
 Launch ragged_launch(int64_t rows) {
-  constexpr int kWarps = kSoftmaxThreads / 32, kRows = kWarps * ragged_rows(V);
-  return {(rows + kRows - 1) / kRows, kSoftmaxThreads, kWarps * RaggedWords<V>::kWarpBytes};
+  constexpr int kWarps = ragged_threads(V) / 32, kRows = kWarps * ragged_rows(V);
+  return {(rows + kRows - 1) / kRows, ragged_threads(V), kWarps * RaggedWords<V>::kWarpBytes};
 }
 // Calls f with a value of x's type and the vectors a thread holds, as a constant.
 template <typename F>

@@ -18,6 +18,7 @@ struct SoftmaxWhole {
   Divider by_head;  // of rows
   float scale = 1;
   simt::DropoutTable dropout;
+  uint32_t nothing = 0;  // softmax_behind
 };
 
 // Vectors a thread holds in the kernel for whole rows, or for ragged ones, that stands for an instance; 0: there is
@@ -89,6 +90,40 @@ FRIT_DEVICE SoftmaxWholePlace softmax_whole_place(const SoftmaxWhole& s) {
   return at;
 }
 
+// Random words of M groups, each of its own row and head, drawn side by side. No branch asks for dropout: with one,
+// ptxas waits for the loads that the drawing is to hide. Cost: 36 instructions a group.
+template <int M>
+FRIT_DEVICE DropoutWords<M> softmax_draw(const DropoutTable& d, const uint32_t (&rows)[M], const uint32_t (&groups)[M],
+                                         const uint32_t (&heads)[M]) {
+  DropoutWords<M> c;
+  FRIT_UNROLL
+  for (int j = 0; j < M; ++j) {
+    c.v[j][0] = groups[j], c.v[j][1] = rows[j], c.v[j][2] = heads[j] | d.lane_word, c.v[j][3] = d.site;
+  }
+  FRIT_UNROLL
+  for (int r = 0; r < 10; ++r) {
+    FRIT_UNROLL
+    for (int j = 0; j < M; ++j) {
+      uint32_t(&v)[4] = c.v[j];
+      const uint64_t p0 = static_cast<uint64_t>(kPhiloxM0) * v[0], p1 = static_cast<uint64_t>(kPhiloxM1) * v[2];
+      v[0] = static_cast<uint32_t>(p1 >> 32) ^ v[1] ^ d.keys[2 * r];
+      v[2] = static_cast<uint32_t>(p0 >> 32) ^ v[3] ^ d.keys[2 * r + 1];
+      v[1] = static_cast<uint32_t>(p1), v[3] = static_cast<uint32_t>(p0);
+    }
+  }
+  return c;
+}
+
+// 0, but not before the words are drawn: what is made with it waits for them. Else ptxas puts what waits for a row in
+// memory before the drawing that is to hide the wait. nothing: 0, of which the compiler knows nothing.
+template <int M>
+FRIT_DEVICE uint32_t softmax_behind(const DropoutWords<M>& words, uint32_t nothing) {
+  uint32_t all = 0;
+  FRIT_UNROLL
+  for (int j = 0; j < M; ++j) all ^= words.v[j][0];
+  return all & nothing;
+}
+
 // The random words of two vectors.
 FRIT_DEVICE DropoutWords<2> softmax_words(const SoftmaxWhole& s, const SoftmaxWholePlace& at, int chunk, int other) {
   return dropout_words<2>(s.dropout, {at.dropout_row, at.dropout_row},
@@ -129,7 +164,7 @@ softmax_forward_whole_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Glo
   }
   DropoutWords<2> words;
   if constexpr (early) words = softmax_words(s, at, at.lane, G + at.lane);
-  uint32_t tops = lowest;
+  uint32_t tops = early ? lowest | softmax_behind(words, s.nothing) : lowest;
   FRIT_UNROLL
   for (int i = 0; i < V; ++i) {
     FRIT_UNROLL
