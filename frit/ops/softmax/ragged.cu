@@ -46,12 +46,11 @@ struct RaggedRows {
     constexpr uint32_t kWarps = ragged_threads(V) / 32;
     first = (static_cast<uint32_t>(block_index()) * kWarps + static_cast<uint32_t>(warp())) * kRows;
     active = s.rows - static_cast<int>(first);
-    if (active <= 0) return;
     int heads[kRows];  // columns before the first whole vector
     FRIT_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const int shift = row_shift(x + softmax_row(first + r, s.x_stride)), head = (8 - shift) & 7;
-      heads[r] = head < s.cols ? head : s.cols;
+      heads[r] = V > 1 || head < s.cols ? head : s.cols;
       begins[r] = heads[r] + lane() * 8;
       count[r] = r < active ? (s.cols - heads[r]) >> 3 : 0;
     }
@@ -78,16 +77,17 @@ class RaggedWords {
 
   FRIT_DEVICE RaggedWords() : at_(shared_array<uint32_t>(warp() * kWarpBytes)) {}
 
-  // Draws them all. All lanes of the warp take part. Cost:
+  // Draws them all. Returns softmax_behind. All lanes of the warp take part. Cost:
   // 37 instructions for 8 columns.
-  FRIT_DEVICE void draw(const SoftmaxWhole& s, uint32_t first) const {
+  FRIT_DEVICE uint32_t draw(const SoftmaxWhole& s, uint32_t first) const {
     constexpr int kVectors = kRows * V, kAtOnce = kVectors < 4 ? kVectors : kRows == 2 ? 4 : 2;
     if (!s.dropout.active) {  // any words will do
       FRIT_UNROLL_BY(1)
       for (int i = lane(); i < kRows * kRowWords / 4; i += 32) put(i * 4, {0, 0, 0, 0});
       warp_barrier();
-      return;
+      return 0;
     }
+    uint32_t drawn = 0;
     uint32_t heads[kRows], counters[kRows];
     heads[0] = s.by_head(first);
     const uint32_t in_head = first - heads[0] * s.by_head.divisor;
@@ -106,6 +106,7 @@ class RaggedWords {
         rows[j] = counters[r], row_heads[j] = heads[r], groups[j] = static_cast<uint32_t>(i * 32 + lane());
       }
       const DropoutWords<kAtOnce> words = softmax_draw<kAtOnce>(s.dropout, rows, groups, row_heads);
+      drawn = softmax_behind(words, s.nothing);
       FRIT_UNROLL
       for (int j = 0; j < kAtOnce; ++j)
         put((from + j) / V * kRowWords + ((from + j) % V * 32 + lane()) * 4, words.v[j]);
@@ -117,6 +118,7 @@ class RaggedWords {
       if (lane() < kRows) put(lane() * kRowWords + V * 128, words.v[0]);
     }
     warp_barrier();
+    return drawn;
   }
   // Of the i-th of the lane's vectors in row r, the first of which begins at column `begins`. Cost: 5 loads in 20
   // turns, 4 shifts.
@@ -165,16 +167,16 @@ softmax_forward_ragged_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Gl
       if (rows.has(r, i)) v[r][i] = load_vec<N, Cache::kStream>(from, i * kStep);
     }
   }
-  uint32_t one = lowest;
-  if (rows.one >= 0)
-    one = load<Cache::kStream>(x + softmax_row(rows.first + rows.half, s.x_stride), rows.one).bits | lowest << 16;
+  uint16_t one = static_cast<uint16_t>(lowest);  // bits
+  if (rows.one >= 0) one = load<Cache::kStream>(x + softmax_row(rows.first + rows.half, s.x_stride), rows.one).bits;
   const RaggedWords<V> random;
-  random.draw(s, rows.first);  // while the rows are on their way
+  const uint32_t drawn = random.draw(s, rows.first);  // while the rows are on their way
 
+  const uint32_t one_pair = one | (lowest & 0xffff0000u) | drawn;
   uint32_t tops[kRows];
   FRIT_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    tops[r] = kRows == 1 || rows.half == r ? one : lowest;
+    tops[r] = kRows == 1 || rows.half == r ? one_pair : lowest;
     FRIT_UNROLL
     for (int i = 0; i < V; ++i) {
       FRIT_UNROLL
@@ -200,7 +202,7 @@ softmax_forward_ragged_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Gl
     }
   }
   const float own_shift = rows.own(shift);
-  const float e_one = exp2_fast(fmaf(widen(T::from_bits(static_cast<uint16_t>(one))), c, -own_shift));
+  const float e_one = exp2_fast(fmaf(widen(T::from_bits(one)), c, -own_shift));
   FRIT_UNROLL
   for (int r = 0; r < kRows; ++r) sum[r] = warp_sum(sum[r] + (kRows == 1 || rows.half == r ? e_one : 0.0f));
   if (lse && rows.stands_for_row()) {
