@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 
+#include "frit/simt/funnel.h"
 #include "frit/simt/test_kernels.h"
 
 namespace frit {
@@ -13,6 +14,12 @@ using namespace simt;
 // Numbers of -8 .. 8 in steps of 1/8, which 16-bit types hold exactly.
 float number(int64_t i) {
   return static_cast<float>(i * 2654435761 % 129 - 64) / 8;
+}
+
+TEST(Words, FunnelRight) {
+  EXPECT_EQ(funnel_right(0x89abcdefu, 0x01234567u, 0), 0x89abcdefu);
+  EXPECT_EQ(funnel_right(0x89abcdefu, 0x01234567u, 16), 0x456789abu);
+  EXPECT_EQ(funnel_right(0x89abcdefu, 0x01234567u, 28), 0x12345678u);
 }
 
 // ---- Warps ----

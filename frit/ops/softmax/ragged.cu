@@ -3,7 +3,7 @@
 // and the columns before the first of these and behind the last are one more column in lanes 8 to 14 and 16 to 22. What
 // is shifted is the random words, which belong to columns.
 #include "frit/ops/softmax/whole.h"
-#include "frit/simt/pairs.h"
+#include "frit/simt/funnel.h"
 
 namespace frit {
 
@@ -46,10 +46,11 @@ struct RaggedRows {
     constexpr uint32_t kWarps = ragged_threads(V) / 32;
     first = (static_cast<uint32_t>(block_index()) * kWarps + static_cast<uint32_t>(warp())) * kRows;
     active = s.rows - static_cast<int>(first);
-    int heads[kRows];  // columns before the first whole vector
+    int heads[kRows];  // columns before the first whole vector: -(elements before the row) mod 8
+    const uint32_t back = 0u - s.x_stride, from = 0u - static_cast<uint32_t>(x.address() / sizeof(T));
     FRIT_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const int shift = row_shift(x + softmax_row(first + r, s.x_stride)), head = (8 - shift) & 7;
+      const int head = static_cast<int>(((first + r) * back + from) & 7);
       heads[r] = V > 1 || head < s.cols ? head : s.cols;
       begins[r] = heads[r] + lane() * 8;
       count[r] = r < active ? (s.cols - heads[r]) >> 3 : 0;
