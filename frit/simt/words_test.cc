@@ -5,6 +5,7 @@
 
 #include "frit/simt/funnel.h"
 #include "frit/simt/test_kernels.h"
+#include "frit/simt/warp_max.h"
 
 namespace frit {
 namespace {
@@ -23,6 +24,18 @@ TEST(Words, FunnelRight) {
 }
 
 // ---- Warps ----
+
+FRIT_KERNEL(64, 1) warp_max_kernel(Global<int32_t> y) {
+  wait_for_previous();
+  const int me = thread_index();
+  store(y, me, warp_max_int((me * 7 + 3) % 32 - (me < 32 ? 40 : 10)));
+}
+TEST(Words, WarpMaxInt) {
+  SimTest t;
+  auto y = t.tensor<int32_t>(64);
+  t.launch("warp_max", warp_max_kernel, {1, 64, 0}, y.global());
+  for (int i = 0; i < 64; ++i) EXPECT_EQ(y.p[i], i < 32 ? -9 : 21);
+}
 
 FRIT_KERNEL(64, 1) shuffles_kernel(Global<int32_t> y) {
   wait_for_previous();

@@ -52,15 +52,10 @@ softmax_forward_full_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Glob
     FRIT_UNROLL
     for (int k = 1; k < V * N / 2; ++k) tops[r] = max2(T(), tops[r], v[r][k / (N / 2)].pairs[k % (N / 2)]);
   }
-  FRIT_UNROLL
-  for (int bits = 16; bits > 0; bits /= 2) {
-    FRIT_UNROLL
-    for (int r = 0; r < R; ++r) tops[r] = max2(T(), tops[r], shuffle_xor(tops[r], bits));
-  }
   float e[R][V][N], shift[R], sum[R];
   FRIT_UNROLL
   for (int r = 0; r < R; ++r) {
-    const float top = softmax_larger<T>(tops[r]);
+    const float top = softmax_pair_max<32>(T(), tops[r]);
     // Nothing but -inf: exponentials are 0 then, and NaN where x is NaN, which the maximum passes over.
     shift[r] = top == -INFINITY ? 0.0f : top * c;
     sum[r] = 0;
