@@ -3,7 +3,9 @@
 #include <bit>
 #include <cmath>
 
+#include "frit/simt/funnel.h"
 #include "frit/simt/test_kernels.h"
+#include "frit/simt/warp_max.h"
 
 namespace frit {
 namespace {
@@ -15,7 +17,25 @@ float number(int64_t i) {
   return static_cast<float>(i * 2654435761 % 129 - 64) / 8;
 }
 
+TEST(Words, FunnelRight) {
+  EXPECT_EQ(funnel_right(0x89abcdefu, 0x01234567u, 0), 0x89abcdefu);
+  EXPECT_EQ(funnel_right(0x89abcdefu, 0x01234567u, 16), 0x456789abu);
+  EXPECT_EQ(funnel_right(0x89abcdefu, 0x01234567u, 28), 0x12345678u);
+}
+
 // ---- Warps ----
+
+FRIT_KERNEL(64, 1) warp_max_kernel(Global<int32_t> y) {
+  wait_for_previous();
+  const int me = thread_index();
+  store(y, me, warp_max_int((me * 7 + 3) % 32 - (me < 32 ? 40 : 10)));
+}
+TEST(Words, WarpMaxInt) {
+  SimTest t;
+  auto y = t.tensor<int32_t>(64);
+  t.launch("warp_max", warp_max_kernel, {1, 64, 0}, y.global());
+  for (int i = 0; i < 64; ++i) EXPECT_EQ(y.p[i], i < 32 ? -9 : 21);
+}
 
 FRIT_KERNEL(64, 1) shuffles_kernel(Global<int32_t> y) {
   wait_for_previous();

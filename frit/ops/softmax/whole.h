@@ -5,6 +5,7 @@
 // registers.
 #pragma once
 #include "frit/ops/softmax/rows.h"
+#include "frit/simt/warp_max.h"
 #include "frit/simt/whole_columns.h"
 
 namespace frit {
@@ -18,6 +19,7 @@ struct SoftmaxWhole {
   Divider by_head;  // of rows
   float scale = 1;
   simt::DropoutTable dropout;
+  uint32_t nothing = 0;  // softmax_behind
 };
 
 // Vectors a thread holds in the kernel for whole rows, or for ragged ones, that stands for an instance; 0: there is
@@ -25,8 +27,9 @@ struct SoftmaxWhole {
 inline int softmax_whole_vectors(int instance, int64_t cols, bool ragged) {
   const int64_t chunks = cols / 8;
   if (instance == kRowPer8Lanes && chunks <= 16 && !ragged) return 2;
-  if (instance == kRowPerWarp && chunks <= 64) return 2;
-  if (instance == kLongRowPerWarp && chunks <= 256) return chunks <= 64 ? 2 : chunks <= 128 ? 4 : 8;
+  if (instance == kRowPerWarp && chunks > 64) return 0;
+  if ((instance == kRowPerWarp || instance == kLongRowPerWarp) && chunks <= 256)
+    return chunks <= 32 && ragged ? 1 : chunks <= 64 ? 2 : chunks <= 128 ? 4 : 8;
   return 0;
 }
 // True if all rows of x, y (dx) and dy are whole aligned vectors of 16-bit elements.
@@ -88,6 +91,40 @@ FRIT_DEVICE SoftmaxWholePlace softmax_whole_place(const SoftmaxWhole& s) {
   return at;
 }
 
+// Random words of M groups, each of its own row and head, drawn side by side. No branch asks for dropout: with one,
+// ptxas waits for the loads that the drawing is to hide. Cost: 36 instructions a group.
+template <int M>
+FRIT_DEVICE DropoutWords<M> softmax_draw(const DropoutTable& d, const uint32_t (&rows)[M], const uint32_t (&groups)[M],
+                                         const uint32_t (&heads)[M]) {
+  DropoutWords<M> c;
+  FRIT_UNROLL
+  for (int j = 0; j < M; ++j) {
+    c.v[j][0] = groups[j], c.v[j][1] = rows[j], c.v[j][2] = heads[j] | d.lane_word, c.v[j][3] = d.site;
+  }
+  FRIT_UNROLL
+  for (int r = 0; r < 10; ++r) {
+    FRIT_UNROLL
+    for (int j = 0; j < M; ++j) {
+      uint32_t(&v)[4] = c.v[j];
+      const uint64_t p0 = static_cast<uint64_t>(kPhiloxM0) * v[0], p1 = static_cast<uint64_t>(kPhiloxM1) * v[2];
+      v[0] = static_cast<uint32_t>(p1 >> 32) ^ v[1] ^ d.keys[2 * r];
+      v[2] = static_cast<uint32_t>(p0 >> 32) ^ v[3] ^ d.keys[2 * r + 1];
+      v[1] = static_cast<uint32_t>(p1), v[3] = static_cast<uint32_t>(p0);
+    }
+  }
+  return c;
+}
+
+// 0, but not before the words are drawn: what is made with it waits for them. Else ptxas puts what waits for a row in
+// memory before the drawing that is to hide the wait. nothing: 0, of which the compiler knows nothing.
+template <int M>
+FRIT_DEVICE uint32_t softmax_behind(const DropoutWords<M>& words, uint32_t nothing) {
+  uint32_t all = 0;
+  FRIT_UNROLL
+  for (int j = 0; j < M; ++j) all ^= words.v[j][0];
+  return all & nothing;
+}
+
 // The random words of two vectors.
 FRIT_DEVICE DropoutWords<2> softmax_words(const SoftmaxWhole& s, const SoftmaxWholePlace& at, int chunk, int other) {
   return dropout_words<2>(s.dropout, {at.dropout_row, at.dropout_row},
@@ -99,9 +136,17 @@ FRIT_DEVICE float softmax_larger(uint32_t pair) {
   return fmaxf(widen(T::from_bits(static_cast<uint16_t>(pair))),
                widen(T::from_bits(static_cast<uint16_t>(pair >> 16))));
 }
-// The largest of the pairs of G neighbouring lanes; a NaN gives way. Cost: log2(G) shuffles, 2 instructions each.
+// Order floats as their bits do, and back.
+FRIT_DEVICE int32_t softmax_ordered(int32_t bits) {
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+// The largest of the pairs of G neighbouring lanes; a NaN gives way to other elements of its lane. Cost: 9 instructions
+// in a warp; log2(G) shuffles, 2 instructions each, in less.
 template <int G, typename T>
 FRIT_DEVICE float softmax_pair_max(T type, uint32_t pair) {
+  if constexpr (G == 32)
+    return std::bit_cast<float>(
+        softmax_ordered(warp_max_int(softmax_ordered(std::bit_cast<int32_t>(softmax_larger<T>(pair))))));
   FRIT_UNROLL
   for (int bits = G / 2; bits > 0; bits /= 2) pair = max2(type, pair, shuffle_xor(pair, bits));
   return softmax_larger<T>(pair);
@@ -128,7 +173,7 @@ softmax_forward_whole_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Glo
   }
   DropoutWords<2> words;
   if constexpr (early) words = softmax_words(s, at, at.lane, G + at.lane);
-  uint32_t tops = lowest;
+  uint32_t tops = early ? lowest | softmax_behind(words, s.nothing) : lowest;
   FRIT_UNROLL
   for (int i = 0; i < V; ++i) {
     FRIT_UNROLL

@@ -1,5 +1,5 @@
-// Words for pairs of 16-bit values in a 32-bit one.
-//   funnel_right(low, high, bits)  32 bits of high:low from `bits` on, bits in [0, 32)
+// One word more: funnel_right(low, high, bits), the 32 bits of high:low from `bits` on, bits in [0, 32). One
+// instruction, also for bits that only the run knows.
 #pragma once
 #include "frit/simt/simt.h"
 
