@@ -204,6 +204,8 @@ std::vector<OpCase> bias_activation_dropout_cases() {
     cases.back().benchmark = true, cases.back().test = false;
   }
   cases.push_back(make(66, 40, DType::kBF16, Activation::kGelu, {.dbias = DType::kBF16}));
+  cases.push_back(make(215, 257, DType::kBF16, Activation::kGeluTanh));  // folded rows of several blocks
+  cases.back().where = Where::kGpu;
   for (int64_t cols : {1023, 1024, 1025}) {
     for (Activation activation : {Activation::kGelu, Activation::kGeluTanh}) {
       cases.push_back(make(65536, cols, DType::kBF16, activation, {.p_drop = 0.1f}));

@@ -162,6 +162,8 @@ std::vector<OpCase> bias_dropout_residual_cases() {
     cases.back().benchmark = true, cases.back().test = false, cases.back().where = Where::kGpu;
   }
   cases.push_back(make(66, 40, DType::kBF16, {.dbias = DType::kBF16}));
+  cases.push_back(make(530, 257, DType::kBF16));  // folded rows of several blocks
+  cases.back().where = Where::kGpu;
   return cases;
 }
 
