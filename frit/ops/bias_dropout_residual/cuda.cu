@@ -4,7 +4,7 @@
 #include "frit/ops/column_sum/walk.h"
 #include "frit/simt/early.h"
 #include "frit/simt/folded_masks.h"
-#include "frit/simt/walk_16.h"
+#include "frit/simt/folded_walk.h"
 
 namespace frit {
 namespace {
@@ -177,12 +177,23 @@ bias_dropout_residual_forward_whole_kernel(ColumnWalk walk, Global<const T> x, G
   if (k < end) rows(std::false_type(), k);
 }
 
+// Elements from a row of dy or dx to the next one, and to the thread's next one: arguments take no registers.
+struct Strides {
+  int64_t dy, dx, dy_step, dx_step;
+
+  Strides(const ColumnWalk& walk, const Tensor& dy, const Tensor& dx)
+      : dy(dy.row_stride()),
+        dx(dx.row_stride()),
+        dy_step(walk.pieces * walk.lanes * this->dy),
+        dx_step(walk.pieces * walk.lanes * this->dx) {}
+};
+
 // With sums, 512 threads of 64 registers, here and where rows fold, leave room for the next launch's blocks, which add
 // the sums, to be there and waiting at the end.
 template <typename T, bool sums>
 FRIT_KERNEL(sums ? kSumThreads : kThreads, sums ? 2 : 4)
 bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
-                                            RowSteps dy_rows, RowSteps dx_rows, Global<float> partial) {
+                                            Strides strides, Global<float> partial) {
   constexpr int N = 8, kRows = sums && std::is_same_v<T, float16> ? 3 : 4;  // widening takes registers
   wait_for_previous();
   if (sums) let_next_start();
@@ -192,14 +203,14 @@ bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy,
   const int end = at.active ? static_cast<int>(walk.rows) : 0;
   const uint32_t threshold = dropout_threshold(dropout);
   const RowDraws draws(dropout, static_cast<uint32_t>(at.column / N));
-  Global<const T> from = dy + (first * dy_rows.stride + at.column);
-  Global<T> to = dx + (first * dx_rows.stride + at.column);
+  Global<const T> from = dy + (first * strides.dy + at.column);
+  Global<T> to = dx + (first * strides.dx + at.column);
   float sum[N] = {};
   const auto rows = [&](auto many, int k) {
     constexpr int U = many;
     Vec<T, N> g[U];
     FRIT_UNROLL
-    for (int u = 0; u < U; ++u) g[u] = load_vec<N, Cache::kStream>(from, 0), from = from + dy_rows.step;
+    for (int u = 0; u < U; ++u) g[u] = load_vec<N, Cache::kStream>(from, 0), from = from + strides.dy_step;
     FRIT_UNROLL
     for (int u = 0; u < U; ++u) {
       const DropoutWords<1> words = draws.rows<1>(dropout, static_cast<uint32_t>(k + u * step), 0);
@@ -210,7 +221,7 @@ bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy,
         if (sums) sum[i] += d[i];
       }
       store_vec<N, Cache::kStream>(to, 0, from_float<T>(d));
-      to = to + dx_rows.step;
+      to = to + strides.dx_step;
     }
   };
   int k = first;
@@ -301,6 +312,19 @@ bias_dropout_residual_backward_folded_kernel(ColumnWalk walk, Global<const T> dy
   store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
 }
 
+// Calls f with the 16-bit type of that name.
+template <typename F>
+void dispatch_16(DType dtype, F&& f) {
+  if (dtype == DType::kBF16)
+    f(bfloat16());
+  else
+    f(float16());
+}
+
+}  // namespace
+
+namespace {
+
 // Calls f with the form that `keep` asks for: none, a byte an element, or a bit.
 template <typename T, typename F>
 void dispatch_keep(const Tensor& keep, const Tensor& x, F&& f) {
@@ -355,7 +379,13 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
   ColumnWalk walk = make_column_walk(dy, kThreads, sums ? 8 : 4, sums ? kMostBlocks : 0, packed, vectors);
   const bool whole = walks_whole(walk, dy, vectors) && !keep.defined();
   if (sums && !keep.defined()) {
-    fill_whole(walk, dy, whole, kSumThreads, 8, packed, vectors);
+    if (size_of(dy.dtype()) == 2 && dy.dim(1) % 8 == 0 && dy.row_stride() % 8 == 0) {
+      const ColumnWalk wide = make_column_walk(dy, kSumThreads, 8, kMostBlocks / 2, packed, vectors);
+      if (whole)
+        walk = wide;
+      else
+        walk.pieces = wide.pieces;  // the shape alone decides how many rows of partial sums there are
+    }
     fill_folded(walk, dy, packed, kFoldedSums, 8);
   }
   Buffer partial;
@@ -366,7 +396,7 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
       const auto run = [&](auto kernel, int64_t shared_bytes) {
         launch(context, "bias_dropout_residual_backward_whole_kernel", kernel,
                {walk.blocks(), walk.threads(), shared_bytes}, walk, global<const T>(dy), DropoutTable(dropout),
-               global<T>(dx), RowSteps(walk, dy), RowSteps(walk, dx), global<float>(partial.tensor()));
+               global<T>(dx), Strides(walk, dy, dx), global<float>(partial.tensor()));
       };
       if (sums)
         run(bias_dropout_residual_backward_whole_kernel<T, true>, column_sums_shared_bytes(walk, 8));
