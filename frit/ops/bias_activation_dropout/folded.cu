@@ -2,7 +2,7 @@
 #include "frit/ops/bias_activation_dropout/whole.h"
 #include "frit/ops/column_sum/walk.h"
 #include "frit/simt/early.h"
-#include "frit/simt/folded_masks.h"
+#include "frit/simt/folded_columns.h"
 
 namespace frit {
 namespace {
@@ -13,38 +13,40 @@ template <typename T, Activation activation>
 FRIT_KERNEL(kActivationThreads, 4)
 bias_activation_dropout_forward_folded_kernel(ColumnWalk walk, Global<const T> x, Global<const T> bias,
                                               DropoutTable dropout, Global<T> y) {
-  constexpr int N = 8, U = 4;
+  constexpr int N = 8, U = 2;
   wait_for_previous();
   const ColumnPlace at = column_place(walk, x);
   if (!ballot(at.active)) return;
   const FoldedRows rows = folded_rows(walk, at);
-  const Vec<T, N> b = load_of_columns<N>(walk, at, bias);
+  const Vec<float, N> b = to_float(load_of_columns<N>(walk, at, bias));
   const int64_t step = rows.step * walk.row_stride, begin = rows.first * walk.row_stride + at.column;
   Global<const T> from = x + begin;
   Global<T> to = y + begin;
+  Vec<T, N> v[U] = {};
+  const auto fetch = [&](int u, bool there) {
+    if (there) v[u] = load_vec<N, Cache::kStream>(from, 0);
+    from = from + step;
+  };
   const auto result = [&](const Vec<float, N>& in, const KeptRows& kept) {
     Vec<float, N> a;
     FRIT_UNROLL
-    for (int i = 0; i < N; ++i) a[i] = activate<T, activation>(in[i] + widen(static_cast<T>(b[i])), dropout.scale);
+    for (int i = 0; i < N; ++i) a[i] = activate<T, activation>(in[i] + b[i], dropout.scale);
     Vec<T, N> out = from_float<T>(a);
     kept.drop(out);
     return out;
   };
+  for_folded_rows<U>(walk, at, rows, dropout, fetch, [&](int u, const KeptRows& kept, bool here, bool more) {
+    const Vec<float, N> in = to_float(v[u]);
+    fetch(u, more);
+    const Vec<T, N> out = result(in, kept);
+    if (here) store_vec<N, Cache::kStream>(to, 0, out);
+    to = to + step;
+  });
   if (rows.cut) {
     const int64_t row = (walk.rows - 1) * walk.row_stride;
     const Vec<float, N> in = to_float(load_span<N>(x + row, at.column, at.limit, T()));
     store_span<N>(y + row, at.column, at.limit, result(in, kept_cut(walk, at, dropout)));
   }
-  visit_folded_rows<U>(walk, at, rows, dropout, [&](auto many, KeptRows& kept) {
-    Vec<T, N> v[many];
-    FRIT_UNROLL
-    for (int u = 0; u < many; ++u) v[u] = load_vec<N, Cache::kStream>(from, 0), from = from + step;
-    FRIT_UNROLL
-    for (int u = 0; u < many; ++u) {
-      store_vec<N, Cache::kStream>(to, 0, result(to_float(v[u]), kept));
-      to = to + step, kept.next();
-    }
-  });
 }
 
 template <typename T, Activation activation>
@@ -58,20 +60,34 @@ bias_activation_dropout_backward_folded_kernel(ColumnWalk walk, Global<const T> 
   const ColumnPlace at = column_place(walk, x);
   FoldedRows rows = folded_rows(walk, at);
   if (!ballot(at.active)) rows.end = 0;
-  const Vec<T, N> b = load_of_columns<N>(walk, at, bias);
+  const Vec<float, N> b = to_float(load_of_columns<N>(walk, at, bias));
   const int64_t step = rows.step * walk.row_stride, begin = rows.first * walk.row_stride + at.column;
   Global<const T> x_from = x + begin, dy_from = dy + begin;
   Global<T> to = dx + begin;
+  Vec<T, N> v[U] = {}, g[U] = {};
   float sum[N] = {};
+  const auto fetch = [&](int u, bool there) {
+    if (there) v[u] = load_vec<N, Cache::kStream>(x_from, 0), g[u] = load_vec<N, Cache::kStream>(dy_from, 0);
+    x_from = x_from + step, dy_from = dy_from + step;
+  };
   const auto result = [&](const Vec<float, N>& in, const Vec<float, N>& incoming) {
     Vec<float, N> d;
     FRIT_UNROLL
     for (int i = 0; i < N; ++i) {
-      d[i] = through<T, activation>(incoming[i], in[i] + widen(static_cast<T>(b[i])), dropout.scale);
+      d[i] = through<T, activation>(incoming[i], in[i] + b[i], dropout.scale);
       sum[i] += d[i];
     }
     return from_float<T>(d);
   };
+  for_folded_rows<U>(walk, at, rows, dropout, fetch, [&](int u, KeptRows kept, bool here, bool more) {
+    if (!here) kept.low = kept.high = 0;  // what an earlier row left there is not added again
+    kept.drop(g[u]);
+    const Vec<float, N> in = to_float(v[u]), incoming = to_float(g[u]);
+    fetch(u, more);
+    const Vec<T, N> out = result(in, incoming);
+    if (here) store_vec<N, Cache::kStream>(to, 0, out);
+    to = to + step;
+  });
   if (rows.cut) {
     const int64_t row = (walk.rows - 1) * walk.row_stride;
     Vec<T, N> incoming = load_span<N>(dy + row, at.column, at.limit, T());
@@ -79,20 +95,6 @@ bias_activation_dropout_backward_folded_kernel(ColumnWalk walk, Global<const T> 
     const Vec<float, N> in = to_float(load_span<N>(x + row, at.column, at.limit, T()));
     store_span<N>(dx + row, at.column, at.limit, result(in, to_float(incoming)));
   }
-  visit_folded_rows<U>(walk, at, rows, dropout, [&](auto many, KeptRows& kept) {
-    Vec<T, N> v[many], g[many];
-    FRIT_UNROLL
-    for (int u = 0; u < many; ++u) {
-      v[u] = load_vec<N, Cache::kStream>(x_from, 0), g[u] = load_vec<N, Cache::kStream>(dy_from, 0);
-      x_from = x_from + step, dy_from = dy_from + step;
-    }
-    FRIT_UNROLL
-    for (int u = 0; u < many; ++u) {
-      kept.drop(g[u]);
-      store_vec<N, Cache::kStream>(to, 0, result(to_float(v[u]), to_float(g[u])));
-      to = to + step, kept.next();
-    }
-  });
   store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
 }
 

@@ -3,8 +3,8 @@
 #include "frit/ops/column_sum/gpu.h"
 #include "frit/ops/column_sum/walk.h"
 #include "frit/simt/early.h"
-#include "frit/simt/folded_masks.h"
 #include "frit/simt/folded_walk.h"
+#include "frit/simt/row_draws.h"
 
 namespace frit {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 using namespace simt;
 
 constexpr int kThreads = 256, kUnroll = 2;
-constexpr FoldedBlocks kFolded = {8, kThreads / 32, 24}, kFoldedSums = {4, 16, 16};
+constexpr FoldedBlocks kFolded = {8, kThreads / 32, 24}, kFoldedSums = {4, 24, 24};
 
 // How backward knows what was dropped. kComputed: Philox again. The others are the papers' forms, for comparison.
 enum class Keep { kComputed, kBytes, kBits };
@@ -188,8 +188,8 @@ struct Strides {
         dx_step(walk.pieces * walk.lanes * this->dx) {}
 };
 
-// With sums, 512 threads of 64 registers, here and where rows fold, leave room for the next launch's blocks, which add
-// the sums, to be there and waiting at the end.
+// With sums, 512 threads of 64 registers leave room for the next launch's blocks, which add the sums, to be there and
+// waiting at the end.
 template <typename T, bool sums>
 FRIT_KERNEL(sums ? kSumThreads : kThreads, sums ? 2 : 4)
 bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
@@ -236,45 +236,46 @@ template <typename T>
 FRIT_KERNEL(kThreads, 3)
 bias_dropout_residual_forward_folded_kernel(ColumnWalk walk, Global<const T> x, Global<const T> bias,
                                             Global<const T> residual, DropoutTable dropout, Global<T> y) {
-  constexpr int N = 8, U = 4;
+  constexpr int N = 8, U = 2;
   wait_for_previous();
   const ColumnPlace at = column_place(walk, x);
   if (!ballot(at.active)) return;
   const FoldedRows rows = folded_rows(walk, at);
-  const Vec<T, N> b = load_of_columns<N>(walk, at, bias);
+  const Vec<float, N> b = to_float(load_of_columns<N>(walk, at, bias));
   const int64_t step = rows.step * walk.row_stride, begin = rows.first * walk.row_stride + at.column;
   Global<const T> x_from = x + begin, residual_from = residual + begin;
   Global<T> to = y + begin;
+  Vec<T, N> v[U] = {}, r[U] = {};
+  const auto fetch = [&](int u, bool there) {
+    if (there) {
+      v[u] = load_vec<N, Cache::kStream>(x_from, 0);
+      r[u] = load_vec<N, Cache::kStream>(residual_from, 0);
+    }
+    x_from = x_from + step, residual_from = residual_from + step;
+  };
   const auto result = [&](const Vec<float, N>& in, const Vec<float, N>& other, const KeptRows& kept) {
     Vec<float, N> sum;
     FRIT_UNROLL
-    for (int i = 0; i < N; ++i)
-      sum[i] = fmaf(kept.kept(i) ? in[i] + widen(static_cast<T>(b[i])) : 0.0f, dropout.scale, other[i]);
+    for (int i = 0; i < N; ++i) sum[i] = fmaf(kept.kept(i) ? in[i] + b[i] : 0.0f, dropout.scale, other[i]);
     return from_float<T>(sum);
   };
+  for_folded_rows<U>(walk, at, rows, dropout, fetch, [&](int u, const KeptRows& kept, bool here, bool more) {
+    const Vec<float, N> in = to_float(v[u]), other = to_float(r[u]);
+    fetch(u, more);
+    const Vec<T, N> out = result(in, other, kept);
+    if (here) store_vec<N, Cache::kStream>(to, 0, out);
+    to = to + step;
+  });
   if (rows.cut) {
     const int64_t row = (walk.rows - 1) * walk.row_stride;
     const Vec<float, N> in = to_float(load_span<N>(x + row, at.column, at.limit, T()));
     const Vec<float, N> other = to_float(load_span<N>(residual + row, at.column, at.limit, T()));
     store_span<N>(y + row, at.column, at.limit, result(in, other, kept_cut(walk, at, dropout)));
   }
-  visit_folded_rows<U>(walk, at, rows, dropout, [&](auto many, KeptRows& kept) {
-    Vec<T, N> v[many], r[many];
-    FRIT_UNROLL
-    for (int u = 0; u < many; ++u) {
-      v[u] = load_vec<N, Cache::kStream>(x_from, 0), r[u] = load_vec<N, Cache::kStream>(residual_from, 0);
-      x_from = x_from + step, residual_from = residual_from + step;
-    }
-    FRIT_UNROLL
-    for (int u = 0; u < many; ++u) {
-      store_vec<N, Cache::kStream>(to, 0, result(to_float(v[u]), to_float(r[u]), kept));
-      to = to + step, kept.next();
-    }
-  });
 }
 
 template <typename T>
-FRIT_KERNEL(32 * kFoldedSums.warps, 2)
+FRIT_KERNEL(32 * kFoldedSums.warps, 1)
 bias_dropout_residual_backward_folded_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
                                              Global<float> partial) {
   constexpr int N = 8, U = 4;
@@ -286,29 +287,32 @@ bias_dropout_residual_backward_folded_kernel(ColumnWalk walk, Global<const T> dy
   const int64_t step = rows.step * walk.row_stride, begin = rows.first * walk.row_stride + at.column;
   Global<const T> from = dy + begin;
   Global<T> to = dx + begin;
+  Vec<T, N> g[U] = {};
   float sum[N] = {};
+  const auto fetch = [&](int u, bool there) {
+    if (there) g[u] = load_vec<N, Cache::kStream>(from, 0);
+    from = from + step;
+  };
   const auto result = [&](Vec<float, N> d) {
     FRIT_UNROLL
     for (int i = 0; i < N; ++i) d[i] *= dropout.scale, sum[i] += d[i];
     return from_float<T>(d);
   };
+  for_folded_rows<U>(walk, at, rows, dropout, fetch, [&](int u, KeptRows kept, bool here, bool more) {
+    if (!here) kept.low = kept.high = 0;  // what an earlier row left there is not added again
+    kept.drop(g[u]);
+    const Vec<float, N> in = to_float(g[u]);
+    fetch(u, more);
+    const Vec<T, N> out = result(in);
+    if (here) store_vec<N, Cache::kStream>(to, 0, out);
+    to = to + step;
+  });
   if (rows.cut) {
     const int64_t row = (walk.rows - 1) * walk.row_stride;
     Vec<T, N> g_cut = load_span<N>(dy + row, at.column, at.limit, T());
     kept_cut(walk, at, dropout).drop(g_cut);
     store_span<N>(dx + row, at.column, at.limit, result(to_float(g_cut)));
   }
-  visit_folded_rows<U>(walk, at, rows, dropout, [&](auto many, KeptRows& kept) {
-    Vec<T, N> g[many];
-    FRIT_UNROLL
-    for (int u = 0; u < many; ++u) g[u] = load_vec<N, Cache::kStream>(from, 0), from = from + step;
-    FRIT_UNROLL
-    for (int u = 0; u < many; ++u) {
-      kept.drop(g[u]);
-      store_vec<N, Cache::kStream>(to, 0, result(to_float(g[u])));
-      to = to + step, kept.next();
-    }
-  });
   store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
 }
 
