@@ -18,8 +18,7 @@ struct Options {
 };
 
 // The GPU walks rows in classes of equal alignment (frit/simt/columns.h). A thread reads its columns of the bias
-// once, for 2 to 8 rows; partial sums are kept by at most 264 blocks of 256 threads, in 16 bits without a kept mask by
-// 132 of 512. Budgets are stated where a row is whole vectors.
+// once, for 2 to 8 rows; partial sums are kept by at most 264 blocks. Budgets are stated where a row is whole vectors.
 bool whole_vectors(int64_t cols, int64_t stride, DType dtype) {
   const int64_t n = 16 / size_of(dtype);
   return cols % n == 0 && stride % n == 0 && cols <= 256 * n;
@@ -37,10 +36,9 @@ void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const
     c.backward_gpu = {1, 0, rows * cols * s, rows * cols * s, 0, 0};
     return;
   }
-  const int64_t wide = n == 8 && !*o.keep ? 2 : 1, sum_lanes = std::min(rows, wide * 256 / (cols / n));
-  const int64_t partial = std::min((rows + sum_lanes * 8 - 1) / (sum_lanes * 8), 264 / wide) * cols * 4;
+  const int64_t partial = blocks(8, 264) * cols * 4;
   c.backward_gpu = {2,
-                    (sum_lanes > 1 ? 1 : 0) + 1,
+                    (lanes > 1 ? 1 : 0) + 1,
                     rows * cols * s + partial,
                     rows * cols * s + partial + cols * size_of(o.dbias),
                     0,

@@ -1,10 +1,8 @@
 #include "frit/ops/bias_dropout_residual/gpu.h"
 #include "frit/ops/bias_dropout_residual/sum-inl.h"
 #include "frit/ops/column_sum/gpu.h"
-#include "frit/ops/column_sum/walk.h"
 #include "frit/simt/early.h"
 #include "frit/simt/folded_walk.h"
-#include "frit/simt/row_draws.h"
 
 namespace frit {
 namespace {
@@ -177,57 +175,51 @@ bias_dropout_residual_forward_whole_kernel(ColumnWalk walk, Global<const T> x, G
   if (k < end) rows(std::false_type(), k);
 }
 
-// Elements from a row of dy or dx to the next one, and to the thread's next one: arguments take no registers.
-struct Strides {
-  int64_t dy, dx, dy_step, dx_step;
-
-  Strides(const ColumnWalk& walk, const Tensor& dy, const Tensor& dx)
-      : dy(dy.row_stride()),
-        dx(dx.row_stride()),
-        dy_step(walk.pieces * walk.lanes * this->dy),
-        dx_step(walk.pieces * walk.lanes * this->dx) {}
-};
-
-// With sums, 512 threads of 64 registers leave room for the next launch's blocks, which add the sums, to be there and
-// waiting at the end.
+// A row's vector is loaded where that of four rows before was, as soon as it is widened: four are on their way.
 template <typename T, bool sums>
-FRIT_KERNEL(sums ? kSumThreads : kThreads, sums ? 2 : 4)
+FRIT_KERNEL(kThreads, sums ? 2 : 4)
 bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
-                                            Strides strides, Global<float> partial) {
-  constexpr int N = 8, kRows = sums && std::is_same_v<T, float16> ? 3 : 4;  // widening takes registers
+                                            int64_t dx_stride, Global<float> partial) {
+  constexpr int N = 8, U = 4;
   wait_for_previous();
-  if (sums) let_next_start();
   const ColumnPlace at = whole_place(walk);
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
             first = static_cast<int>(at.piece) * walk.lanes + at.lane;
   const int end = at.active ? static_cast<int>(walk.rows) : 0;
-  const uint32_t threshold = dropout_threshold(dropout);
-  const RowDraws draws(dropout, static_cast<uint32_t>(at.column / N));
-  Global<const T> from = dy + (first * strides.dy + at.column);
-  Global<T> to = dx + (first * strides.dx + at.column);
+  const uint32_t threshold = dropout_threshold(dropout), group = static_cast<uint32_t>(at.column / N);
+  const int64_t dy_step = step * walk.row_stride, dx_step = step * dx_stride;
+  Global<const T> from = dy + (first * walk.row_stride + at.column);
+  Global<T> to = dx + (first * dx_stride + at.column);
+  Vec<T, N> g[U];
+  const auto fetch = [&](auto there, int u, int k) {
+    if (there || k < end) g[u] = load_vec<N, Cache::kStream>(from, 0);
+    from = from + dy_step;
+  };
+  FRIT_UNROLL
+  for (int u = 0; u < U; ++u) fetch(std::false_type(), u, first + u * step);
   float sum[N] = {};
-  const auto rows = [&](auto many, int k) {
-    constexpr int U = many;
-    Vec<T, N> g[U];
-    FRIT_UNROLL
-    for (int u = 0; u < U; ++u) g[u] = load_vec<N, Cache::kStream>(from, 0), from = from + strides.dy_step;
+  const auto rows = [&](auto inside, int k) {  // U rows and U behind them are there, or may be missing
+    DropoutWords<2> words;
     FRIT_UNROLL
     for (int u = 0; u < U; ++u) {
-      const DropoutWords<1> words = draws.rows<1>(dropout, static_cast<uint32_t>(k + u * step), 0);
-      Vec<float, N> d;
+      const uint32_t row = static_cast<uint32_t>(k + u * step);
+      if (!inside && k + u * step >= end) break;
+      if (u % 2 == 0) words = dropout_words<2>(dropout, {row, row + static_cast<uint32_t>(step)}, {group, group});
+      Vec<float, N> d = to_float(g[u]);
+      fetch(inside, u, k + (u + U) * step);
       FRIT_UNROLL
       for (int i = 0; i < N; ++i) {
-        d[i] = words.kept(0, i, threshold) ? widen(static_cast<T>(g[u][i])) * dropout.scale : 0.0f;
+        d[i] = words.kept(u % 2, i, threshold) ? d[i] * dropout.scale : 0.0f;
         if (sums) sum[i] += d[i];
       }
       store_vec<N, Cache::kStream>(to, 0, from_float<T>(d));
-      to = to + strides.dx_step;
+      to = to + dx_step;
     }
   };
   int k = first;
-  for (; k + (kRows - 1) * step < end; k += kRows * step) rows(std::integral_constant<int, kRows>(), k);
+  for (; k + (2 * U - 1) * step < end; k += U * step) rows(std::true_type(), k);
   FRIT_UNROLL_BY(1)
-  for (; k < end; k += step) rows(std::integral_constant<int, 1>(), k);
+  for (; k < end; k += U * step) rows(std::false_type(), k);
   if constexpr (sums) store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
 }
 
@@ -381,26 +373,16 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
   const bool sums = dbias.defined();
   const bool vectors = lies_like(dx, dy), packed = lies_packed(dy) && lies_packed(dx);
   ColumnWalk walk = make_column_walk(dy, kThreads, sums ? 8 : 4, sums ? kMostBlocks : 0, packed, vectors);
-  const bool whole = walks_whole(walk, dy, vectors) && !keep.defined();
-  if (sums && !keep.defined()) {
-    if (size_of(dy.dtype()) == 2 && dy.dim(1) % 8 == 0 && dy.row_stride() % 8 == 0) {
-      const ColumnWalk wide = make_column_walk(dy, kSumThreads, 8, kMostBlocks / 2, packed, vectors);
-      if (whole)
-        walk = wide;
-      else
-        walk.pieces = wide.pieces;  // the shape alone decides how many rows of partial sums there are
-    }
-    fill_folded(walk, dy, packed, kFoldedSums, 8);
-  }
+  if (sums && !keep.defined()) fill_folded(walk, dy, packed, kFoldedSums, 8);
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), dy.dim(1)}, DType::kF32, "bias_dropout_residual.partial");
-  if (whole) {
+  if (walks_whole(walk, dy, vectors) && !keep.defined()) {
     dispatch_16(dy.dtype(), [&](auto t) {
       using T = decltype(t);
       const auto run = [&](auto kernel, int64_t shared_bytes) {
         launch(context, "bias_dropout_residual_backward_whole_kernel", kernel,
                {walk.blocks(), walk.threads(), shared_bytes}, walk, global<const T>(dy), DropoutTable(dropout),
-               global<T>(dx), Strides(walk, dy, dx), global<float>(partial.tensor()));
+               global<T>(dx), dx.row_stride(), global<float>(partial.tensor()));
       };
       if (sums)
         run(bias_dropout_residual_backward_whole_kernel<T, true>, column_sums_shared_bytes(walk, 8));
