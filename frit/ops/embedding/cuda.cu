@@ -330,7 +330,7 @@ template <typename T, typename O>
 struct WholeRows {
   using In = T;
   using Out = O;
-  static constexpr int kWordThreads = 512, kWordBlocks = 2, kPieceBlocks = 7, kVectors = 2;
+  static constexpr int kWordThreads = 512, kWordBlocks = 2, kPieceBlocks = 5, kVectors = 2;
 
   FRIT_DEVICE static void write_zeros(const Sums<T, O>& a, int32_t key) {
     constexpr int kN = kVecOf<O>;
@@ -343,8 +343,9 @@ struct WholeRows {
   FRIT_DEVICE static void sum(const Sums<T, O>& a, int32_t tokens, int count, int32_t key,
                               const Global<float>& partial) {
     const int vectors = a.columns / 8;
+    if constexpr (kPiece) return sum_piece(a, tokens, count, partial);
     const uint32_t threshold = dropout_threshold(a.dropout);
-    const float factor = a.dropout.scale * (kPiece ? 1.0f : a.scale);
+    const float factor = a.dropout.scale * a.scale;
     int first = lane(), i = 0;
     Vec<T, 8> v[kVectors];
     const auto fetch = [&] {
@@ -379,21 +380,17 @@ struct WholeRows {
         if (column >= a.columns) continue;
         FRIT_UNROLL
         for (int c = 0; c < 8; ++c) sum[k][c] *= factor;
-        if constexpr (kPiece) {
-          write(partial, column, sum[k]);
-        } else {
-          const Global<O> out = a.out + key * a.out_stride;
-          if (a.accumulate) {
-            constexpr int kOut = kVecOf<O>;
+        const Global<O> out = a.out + key * a.out_stride;
+        if (a.accumulate) {
+          constexpr int kOut = kVecOf<O>;
+          FRIT_UNROLL
+          for (int c = 0; c < 8; c += kOut) {
+            const Vec<O, kOut> before = load_vec<kOut>(out, column + c);
             FRIT_UNROLL
-            for (int c = 0; c < 8; c += kOut) {
-              const Vec<O, kOut> before = load_vec<kOut>(out, column + c);
-              FRIT_UNROLL
-              for (int j = 0; j < kOut; ++j) sum[k][c + j] += widen(static_cast<O>(before[j]));
-            }
+            for (int j = 0; j < kOut; ++j) sum[k][c + j] += widen(static_cast<O>(before[j]));
           }
-          write(out, column, sum[k]);
         }
+        write(out, column, sum[k]);
       }
       FRIT_UNROLL
       for (int k = 0; k < kVectors; ++k) sum[k] = Vec<float, 8>{};
@@ -401,6 +398,50 @@ struct WholeRows {
   }
 
  private:
+  // The rows of a piece are few and far apart, and there are few pieces: kAhead of them are on their way at a time.
+  FRIT_DEVICE static void sum_piece(const Sums<T, O>& a, int32_t tokens, int count, const Global<float>& partial) {
+    constexpr int kAhead = 4;
+    const int vectors = a.columns / 8;
+    const uint32_t threshold = dropout_threshold(a.dropout);
+    FRIT_UNROLL_BY(1)
+    for (int first = lane(); first - lane() < vectors; first += kWarpSize * kVectors) {
+      Vec<float, 8> sum[kVectors] = {};
+      const uint32_t group = static_cast<uint32_t>(first);
+      FRIT_UNROLL_BY(1)
+      for (int i = 0; i < count; i += kAhead) {
+        Vec<T, 8> x[kAhead][kVectors];
+        FRIT_UNROLL
+        for (int j = 0; j < kAhead; ++j) {
+          const Global<const T> row = a.dy + shuffle(tokens, i + j < count ? i + j : i) * a.dy_stride;
+          FRIT_UNROLL
+          for (int k = 0; k < kVectors; ++k) {
+            const int at = first + k * kWarpSize;
+            x[j][k] = Vec<T, 8>{};
+            if (i + j < count && at < vectors) x[j][k] = load_vec<8, Cache::kStream>(row, at * 8);
+          }
+        }
+        FRIT_UNROLL
+        for (int j = 0; j < kAhead; ++j) {
+          if (i + j >= count) break;
+          const uint32_t t = static_cast<uint32_t>(shuffle(tokens, i + j));
+          const DropoutWords<2> words = dropout_words<2>(a.dropout, {t, t}, {group, group + kWarpSize});
+          FRIT_UNROLL
+          for (int k = 0; k < kVectors; ++k) {
+            FRIT_UNROLL
+            for (int c = 0; c < 8; ++c)
+              sum[k][c] += words.kept(k, c, threshold) ? widen(static_cast<T>(x[j][k][c])) : 0.0f;
+          }
+        }
+      }
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        if (first + k * kWarpSize >= vectors) continue;
+        FRIT_UNROLL
+        for (int c = 0; c < 8; ++c) sum[k][c] *= a.dropout.scale;
+        write(partial, (first + k * kWarpSize) * 8, sum[k]);
+      }
+    }
+  }
   template <typename To>
   FRIT_DEVICE static void write(const Global<To>& to, int column, const Vec<float, 8>& x) {
     if constexpr (sizeof(To) == 2) {

@@ -5,7 +5,7 @@
 namespace frit {
 
 // Backward's sums are cut in pieces of so many tokens, so that one frequent word is the work of many multiprocessors.
-constexpr int64_t kEmbeddingPiece = 16;
+constexpr int64_t kEmbeddingPiece = 8;
 // Neighbouring tokens whose rows one warp of forward writes.
 constexpr int64_t kEmbeddingTokens = 4;
 
