@@ -1,11 +1,9 @@
 // Words for kernels that begin before the kernels before them have ended: decoding is a chain of short ones, and what a
 // step waits for is mostly its weights, which depend on no step.
 //   let_next_start()               the next kernel may begin once all blocks of this one have said so or ended; what
-//   this
-//                                  one writes it sees behind its own wait_for_previous(), as ever
+//                                  this one writes it sees behind its own wait_for_previous(), as ever
 //   load_constant<N>(g, i)         load_vec of memory that no kernel writes that may still run: the one kind of access
-//   that
-//                                  is allowed before wait_for_previous(). Through the read-only path
+//                                  that is allowed before wait_for_previous(). Through the read-only path
 //   load_constant(g, i)            one element
 //   copy_constant_async16(shared, i, global, j, valid)    copy_async16 of the same; commit and wait as ever
 // A kernel that uses them may have begun before any of the kernels before it ended: whatever it reads by load_constant,

@@ -5,7 +5,7 @@
 
 namespace frit {
 
-// Instances (Context::force("bias_dropout_residual_norm_forward", name)): layer_norm_forward's one_sync_* and spans_*.
+// Instances (Context::force("bias_dropout_residual_norm_forward", name)): layer_norm_forward's one_sync_*, spans_*, held.
 // What layer_norm_forward would choose for the shape runs, tuned or not, so that a norm that is computed again, alone,
 // has the same bits. False, and nothing done, if that has no such form ("looped", those that are kept to be measured,
 // and spans_* where rows are not whole aligned vectors), or "apart" is forced.
@@ -16,9 +16,9 @@ bool bias_dropout_residual_norm_forward_gpu(Context& context, const Tensor& x, c
                                             const Tensor& mean, const Tensor& rstd);
 
 // Instances (Context::force("bias_dropout_residual_norm_backward", name)): layer_norm_backward's xhat_1 and, for
-// rows of whole aligned vectors, spans_2 and spans_4, by its rule without held; the
-// bits are those of layer_norm_backward with the same instance. False, and nothing done, for rows that take another
-// one, or if "apart" is forced.
+// rows of whole aligned vectors, spans_2 and spans_4, by its rule without held; the bits are those of
+// layer_norm_backward with the same instance. False, and nothing done, for rows that take another one, or if "apart" is
+// forced.
 // Cost: 1 launch, and one that adds partial sums for each of (dgamma, dbeta) and dbias; reads dy, s (and dresidual)
 // once, writes ds and dx once; barriers as there.
 bool bias_dropout_residual_norm_backward_gpu(Context& context, const Tensor& dy, const Tensor& s, const Tensor& gamma,
