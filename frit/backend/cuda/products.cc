@@ -30,6 +30,11 @@ constexpr double kHopeless = 1.5;  // times the best so far: not timed again
 constexpr double kClose = 1.1, kCloseUs = 3;
 constexpr size_t kMostFinalists = 4;
 constexpr int kRounds = 7;
+// Shapes that differ in what a batch's rows decide by no more than this factor are neighbours: of one of them all
+// proposals are timed, of the others the library's first one and what was best there, few of them in fewer rounds.
+constexpr double kNear = 1.25;
+constexpr int kNearRounds = 3;
+constexpr size_t kNearCandidates = 2;
 constexpr double kBurstUs = 60;  // work in one timing
 
 // Everything that the library's choice depends on, compared and hashed by its bytes.
@@ -72,6 +77,11 @@ Key key_of(const GpuProduct& p) {
   key.bias = p.bias != nullptr, key.bias_gradient = p.bias_gradient != nullptr;
   key.a_align = alignment_of(p.a), key.b_align = alignment_of(p.b), key.c_align = alignment_of(p.c);
   return key;
+}
+
+// What a batch's rows decide of a product: the depth where a is transposed (a weight's gradient), else the rows.
+int64_t& extent_of(Key& key) {
+  return key.transpose_a ? key.k : key.m;
 }
 
 // Rows and columns of a and b as they are stored.
@@ -292,14 +302,18 @@ struct Products::State {
   bool restore(const Tuning& from, const Key& key, Shape& shape) const {
     cublasLtMatmulAlgo_t algorithm;
     if (!parse(from.find(kTuningName, text_of(key)), algorithm)) return false;
-    cublasLtMatmulHeuristicResult_t result = {};
-    if (cublasLtMatmulAlgoCheck(handle, &shape.operation, &shape.b, &shape.a, &shape.c, &shape.c, &algorithm,
-                                &result) != CUBLAS_STATUS_SUCCESS ||
-        result.workspaceSize > kWorkspaceBytes)
-      return false;
+    if (!runs(shape, algorithm)) return false;
     shape.algorithm = algorithm;
     shape.chosen = true;
     return true;
+  }
+  // Does the library run this shape so?
+  bool runs(const Shape& shape, const cublasLtMatmulAlgo_t& algorithm) const {
+    Shape copy = shape;  // as in ask()
+    cublasLtMatmulHeuristicResult_t result = {};
+    return cublasLtMatmulAlgoCheck(handle, &copy.operation, &copy.b, &copy.a, &copy.c, &copy.c, &algorithm, &result) ==
+               CUBLAS_STATUS_SUCCESS &&
+           result.workspaceSize <= kWorkspaceBytes;
   }
 
   cublasStatus_t multiply(const Key& key, Shape& shape, const cublasLtMatmulAlgo_t& algorithm, const void* a,
@@ -448,14 +462,17 @@ class Products::State::Timing {
     state_.checked(state_.multiply(key, shape, shape.algorithm, a_, b_, c_), "multiplying", key);
   }
 
-  // The fastest of the library's proposals: a burst of each, then several in turns of those that came close to the
-  // best, these recorded as graphs as training runs them, and the least median wins.
-  cublasLtMatmulAlgo_t fastest(const Key& key, Shape& shape) {
+  // The fastest of the library's proposals, or, where a neighbour's best are given, of its first one and of these: a
+  // burst of each, then several in turns of those that came close to the best, these recorded as graphs as training
+  // runs them, and the least median wins. What was timed last, the best first.
+  std::vector<cublasLtMatmulAlgo_t> fastest(const Key& key, Shape& shape,
+                                            const std::vector<cublasLtMatmulAlgo_t>& near) {
     begin(key, shape);
     std::vector<Candidate> candidates;
     double best = std::numeric_limits<double>::infinity();
-    for (const auto& proposal : state_.proposals(key, shape, kMostProposals)) {
-      Candidate candidate{proposal.algo, 0, {}, nullptr};
+    const size_t rounds = near.empty() ? kRounds : kNearRounds;
+    for (const cublasLtMatmulAlgo_t& proposal : proposed(key, shape, near)) {
+      Candidate candidate{proposal, 0, {}, nullptr};
       // The first run loads the kernel. An algorithm that cannot run after all is no candidate.
       if (state_.multiply(key, shape, candidate.algorithm, a_, b_, c_) != CUBLAS_STATUS_SUCCESS) continue;
       if (candidates.empty()) burst_ = 1, burst_ = length_for(burst(candidate.algorithm));
@@ -467,21 +484,23 @@ class Products::State::Timing {
     std::erase_if(candidates, [&](const Candidate& c) { return c.first > kClose * best + kCloseUs; });
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const Candidate& x, const Candidate& y) { return x.first < y.first; });
-    if (candidates.size() > kMostFinalists) candidates.resize(kMostFinalists);
+    const size_t most = near.empty() ? kMostFinalists : kNearCandidates;
+    if (candidates.size() > most) candidates.resize(most);
     if (candidates.size() > 1) {
       for (Candidate& c : candidates)
         c.graph = state_.gpu.record([&] {
           const AllowAll allow(true);
           put(c.algorithm);
         });
-      for (int round = 0; round < kRounds; ++round)
-        for (Candidate& c : candidates) c.times[static_cast<size_t>(round)] = burst([&] { c.graph->launch(); });
+      for (size_t round = 0; round < rounds; ++round)
+        for (Candidate& c : candidates) c.times[round] = burst([&] { c.graph->launch(); });
     }
-    for (Candidate& c : candidates) std::sort(c.times.begin(), c.times.end());
-    return std::min_element(
-               candidates.begin(), candidates.end(),
-               [](const Candidate& x, const Candidate& y) { return x.times[kRounds / 2] < y.times[kRounds / 2]; })
-        ->algorithm;
+    for (Candidate& c : candidates) std::sort(c.times.begin(), c.times.begin() + static_cast<ptrdiff_t>(rounds));
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [&](const Candidate& x, const Candidate& y) { return x.times[rounds / 2] < y.times[rounds / 2]; });
+    std::vector<cublasLtMatmulAlgo_t> found;
+    for (const Candidate& c : candidates) found.push_back(c.algorithm);
+    return found;
   }
 
  private:
@@ -491,6 +510,19 @@ class Products::State::Timing {
     std::array<double, kRounds> times;
     std::unique_ptr<GpuGraph> graph;
   };
+
+  std::vector<cublasLtMatmulAlgo_t> proposed(const Key& key, const Shape& shape,
+                                             const std::vector<cublasLtMatmulAlgo_t>& near) const {
+    std::vector<cublasLtMatmulAlgo_t> all;
+    for (const auto& proposal : state_.proposals(key, shape, near.empty() ? kMostProposals : 1))
+      all.push_back(proposal.algo);
+    for (const cublasLtMatmulAlgo_t& algorithm : near) {
+      if (all.size() > kNearCandidates) break;
+      const bool again = std::memcmp(&algorithm, &all.front(), sizeof(algorithm)) == 0;
+      if (!again && state_.runs(shape, algorithm)) all.push_back(algorithm);
+    }
+    return all;
+  }
 
   void begin(const Key& key, Shape& shape) {
     const auto place = [](char* p, uint8_t align) { return align < 16 ? p + align : p; };
@@ -576,11 +608,25 @@ int Products::tune(Tuning& tuning) {
     else
       unknown.push_back(key);
   }
+  // In the order of their extents, so that each one's neighbour is there before it.
+  std::stable_sort(unknown.begin(), unknown.end(), [](Key x, Key y) { return extent_of(x) < extent_of(y); });
+  struct Neighbour {
+    int64_t extent = 0;
+    std::vector<cublasLtMatmulAlgo_t> best;
+  };
+  std::unordered_map<Key, Neighbour, KeyHash> neighbours;  // by what they have in common: the last whose all were timed
   for (const Key& key : unknown) {
+    Key common = key;
+    const int64_t extent = std::exchange(extent_of(common), 0);
+    Neighbour& neighbour = neighbours[common];
+    const bool near = static_cast<double>(extent) <= kNear * static_cast<double>(neighbour.extent);
     Shape& shape = s.find(key);
-    shape.algorithm = timing.fastest(key, shape);
+    std::vector<cublasLtMatmulAlgo_t> best =
+        timing.fastest(key, shape, near ? neighbour.best : std::vector<cublasLtMatmulAlgo_t>());
+    shape.algorithm = best.front();
     shape.chosen = true;
     tuning.set(kTuningName, text_of(key), text_of(shape.algorithm));
+    if (!near) neighbour = {extent, std::move(best)};
   }
   return static_cast<int>(unknown.size());
 }

@@ -24,6 +24,8 @@ class Products {
   // Of addresses the alignment alone counts (16 bytes or what is less); a tensor that is only planned begins at address
   // 0, as well aligned as the arena will be.
   void note(const GpuProduct& product);
+  // Times what was noted and is not known yet: all that the library proposes of one shape of those whose rows (of a
+  // weight's gradient: depth) differ by up to a quarter, and of the others what was best there and its first proposal.
   // Takes a device buffer as large as the largest noted operands while it runs. Not while a graph is recorded. Errors:
   // frit::Error if the library refuses a noted product, or if there is no memory.
   int tune(Tuning& tuning);
