@@ -19,7 +19,11 @@ namespace {
 // One line, whatever the error's text holds.
 int report_error(std::string text, ExitCode code) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
-  for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos;) text.replace(at, 1, "; ");
+  for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos;) {
+    const size_t next = std::min(text.find_first_not_of(" \n", at), text.size());
+    const bool goes_on = at > 0 && (text[at - 1] == ':' || text[at - 1] == '.' || text[at - 1] == ';');
+    text.replace(at, next - at, goes_on ? " " : "; ");
+  }
   std::cerr << "frit: error: " << text << '\n';
   return code;
 }

@@ -149,17 +149,21 @@ void print_support_matrix() {
       "arithmetic throughout. \"any\" is the implementation that an operator chooses by itself.\n\n"
       "| operator | device | implementation | dtype | forward | backward | timed |\n|---|---|---|---|---|---|---|\n";
   for (const OpTable& table : op_tables()) {
-    std::vector<std::pair<std::string, std::string>> keys;
-    std::map<std::pair<std::string, std::string>, std::array<int64_t, 3>> counts;
+    using Key = std::array<std::string, 3>;
+    std::vector<Key> keys;
+    std::map<Key, std::array<int64_t, 3>> counts;
     for (const OpCase& c : table.cases) {
-      const std::pair<std::string, std::string> key{c.variant.empty() ? "any" : c.variant, storage_of(c)};
+      const char* device = c.where == Where::kGpu                     ? "gpu"
+                           : c.where == Where::kCpu || !table.has_gpu ? "cpu"
+                                                                      : "cpu, gpu";
+      const Key key{device, c.variant.empty() ? "any" : c.variant, storage_of(c)};
       if (!counts.count(key)) keys.push_back(key);
       auto& n = counts[key];
       n[0] += c.test, n[1] += c.test && c.backward, n[2] += c.benchmark;
     }
     for (const auto& key : keys) {
       const auto& n = counts[key];
-      text += fmt::format("| {} | cpu | {} | {} | {} | {} | {} |\n", table.op, key.first, key.second, n[0],
+      text += fmt::format("| {} | {} | {} | {} | {} | {} | {} |\n", table.op, key[0], key[1], key[2], n[0],
                           n[1] ? std::to_string(n[1]) : "-", n[2] ? std::to_string(n[2]) : "-");
     }
   }

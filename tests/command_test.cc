@@ -221,7 +221,7 @@ TEST_F(CommandTest, BadValuesOfFlagsAreTwo) {
                   {{"--early-stopping", "maybe"}, "never"},
                   {{"--repetition-penalty", "0"}, "repetition_penalty"},
                   {{"--no-repeat-ngram", "-1"}, "--no-repeat-ngram"},
-                  {{"--prefix", "\xff"}, "--prefix is not valid UTF-8 at byte 0"},
+                  {{"--prefix", "\xff"}, "--prefix is not valid UTF-8 at byte 1"},
                   {{"--prefix", "eins zwei drei vier", "--max-length", "3"}, "--prefix has"},
                   {{"--max-length", "1"}, "max_length"},
                   {{"--max-length", "100000"}, "positions"},
@@ -394,7 +394,7 @@ TEST_F(CommandTest, TranslatesOddInput) {
   EXPECT_EQ(translate("\nred house\n\n").out, "\n" + one + "\n");
   const Ended bad = translate("red house\nred \xff house\n");
   EXPECT_EQ(bad.code, 1);
-  EXPECT_TRUE(has(bad.err, "frit: error: standard input:2: invalid UTF-8 at byte 4"));
+  EXPECT_TRUE(has(bad.err, "frit: error: standard input:2: invalid UTF-8 at byte 5"));
   const Ended skipped = translate("red \xff\nred house\n", {"--invalid-utf8", "skip"});
   EXPECT_EQ(skipped.code, 0);
   EXPECT_EQ(skipped.out, "\n" + one);

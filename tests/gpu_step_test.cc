@@ -389,8 +389,8 @@ TEST_F(GpuStep, AccumulatesAsTheCpuDoes) {
   }
 }
 
-// A sublayer's end and the norm behind it in one launch or in two: but for the order in which a bias' gradient is added,
-// the same.
+// A sublayer's end and the norm behind it in one launch or in two: but for the order in which a bias' gradient is
+// added, the same.
 TEST_F(GpuStep, FusedNormsHaveTheResultsOfTwoLaunches) {
   TrainConfig c = config();
   Rig fused(c, gpu_.get());
@@ -399,8 +399,11 @@ TEST_F(GpuStep, FusedNormsHaveTheResultsOfTwoLaunches) {
   const auto x = run(fused, 2), y = run(apart, 2);
   EXPECT_EQ(x[0].loss.loss, y[0].loss.loss);
   EXPECT_NEAR(x[1].loss.loss, y[1].loss.loss, 1e-5 * y[1].loss.loss);
-  for (const auto& [difference, name] : fused.gradient_differences(apart))
-    if (!name.ends_with("k_proj.bias")) EXPECT_LT(difference, 1e-3) << name;  // those are zero but for rounding
+  for (const auto& [difference, name] : fused.gradient_differences(apart)) {
+    if (!name.ends_with("k_proj.bias")) {
+      EXPECT_LT(difference, 1e-3) << name;  // those are zero but for rounding
+    }
+  }
   EXPECT_EQ(fused.step.context().used("bias_dropout_residual_norm_backward"), "xhat_1");
   EXPECT_EQ(apart.step.context().used("bias_dropout_residual_norm_backward"), "apart");
 }
@@ -545,7 +548,9 @@ TEST_F(GpuStep, ResumesWithTheAttentionItBeganWith) {
   EXPECT_EQ(asked, 0);
   Trainer(config("whole", "4u"), {}, fast_short).run();  // finds the common file
   // On a GPU, where the library takes a second to be asked, the first run's time was over before the last kinds.
-  if (!built_with_cuda()) EXPECT_EQ(asked, 0);
+  if (!built_with_cuda()) {
+    EXPECT_EQ(asked, 0);
+  }
   EXPECT_EQ(final_weights("parts"), final_weights("whole"));
   std::filesystem::remove_all(folder.path() / "cache");
   Trainer(config("other", "4u"), {}, fast_short).run();

@@ -150,7 +150,7 @@ TranslateOptions GenerateFlags::apply(const Translator& translator) const {
   if (!sound) return options;
   if (const std::string why = refusal(g, translator.config()); !why.empty()) throw UsageError(why);
   if (const int64_t bad = first_invalid_utf8(prefix); bad >= 0)
-    throw UsageError(fmt::format("--prefix is not valid UTF-8 at byte {}", bad));
+    throw UsageError(fmt::format("--prefix is not valid UTF-8 at byte {}", bad + 1));
   const auto tokens = static_cast<int64_t>(translator.tokenizer().encode(Side::kTarget, prefix).size());
   const int64_t most = g.max_length > 0 ? g.max_length : translator.config().max_positions + 1;
   if (1 + tokens >= most)

@@ -68,7 +68,7 @@ std::vector<std::string> read_lines(const std::string& path) {
   std::vector<std::string> lines;
   for (std::string line; source.next(&line);) {
     if (const int64_t bad = first_invalid_utf8(line); bad >= 0)
-      fail("{}:{}: invalid UTF-8 at byte {}", source.name(), source.number(), bad);
+      fail("{}:{}: invalid UTF-8 at byte {}", source.name(), source.number(), bad + 1);
     lines.push_back(line);
   }
   return lines;

@@ -64,7 +64,7 @@ int translate(const Options& o) {
     if (!source.next(line)) return false;
     const int64_t bad = first_invalid_utf8(*line);
     if (bad < 0) return true;
-    const std::string what = fmt::format("{}:{}: invalid UTF-8 at byte {}", source.name(), source.number(), bad);
+    const std::string what = fmt::format("{}:{}: invalid UTF-8 at byte {}", source.name(), source.number(), bad + 1);
     if (o.invalid_utf8 == "error" && !interactive) fail("{} (--invalid-utf8 skip leaves such lines empty)", what);
     notice(what + "; its translation is empty");
     line->clear();

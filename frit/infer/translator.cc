@@ -347,7 +347,7 @@ void Translator::translate(const NextLine& next, const Result& result, const Tra
   std::vector<int32_t> prefix;
   if (!options.prefix.empty()) {
     const int64_t bad = first_invalid_utf8(options.prefix);
-    if (bad >= 0) fail("[translate] the prefix is not valid UTF-8 at byte {}", bad);
+    if (bad >= 0) fail("[translate] the prefix is not valid UTF-8 at byte {}", bad + 1);
     prefix = impl_->tokenizer->encode(Side::kTarget, options.prefix);
   }
   std::shared_ptr<const Window> first = read_window(next, options.first_line, prefix, options);
