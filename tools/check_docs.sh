@@ -9,6 +9,7 @@ if [ "$1" = --write ]; then
   write=1
   shift
 fi
+case "$1" in -*) echo "check_docs: unknown flag $1" >&2; exit 2 ;; esac
 build=${1:-build/cpu}
 page=$(mktemp)
 trap 'rm -f "$page"' EXIT
