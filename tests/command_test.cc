@@ -226,6 +226,7 @@ TEST_F(CommandTest, BadValuesOfFlagsAreTwo) {
                   {{"--max-length", "1"}, "max_length"},
                   {{"--max-length", "100000"}, "positions"},
                   {{"--max-new-tokens", "-1"}, "max_new_tokens"},
+                  {{"--max-length", "0"}, "--max-length is 0"},
                   {{"--min-length", "9", "--max-length", "5"}, "min_length"},
                   {{"--min-new-tokens", "-1"}, "min_new_tokens"},
                   {{"--sample", "--top-k", "-1"}, "--top-k"},

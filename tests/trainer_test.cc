@@ -185,6 +185,16 @@ TEST_F(TrainerTest, RefusesToGoOnWithChangedKeysByName) {
   EXPECT_EQ(Trainer(c).run().updates, 12);
 }
 
+TEST_F(TrainerTest, RefusesToGoOnWithoutItsTokenizer) {
+  TrainConfig c = config("bare");
+  c.training.stop_after = "2u", c.training.save_every = "2u";
+  Trainer(c).run();
+  fs::remove_all(fs::path(c.run.directory) / "tokenizer");
+  c.training.stop_after = "4u";
+  const std::string said = error_of([&] { Trainer(c).run(); });
+  EXPECT_NE(said.find("has checkpoints, but no tokenizer in"), std::string::npos) << said;
+}
+
 TEST_F(TrainerTest, StartsFromTheWeightsOfAModel) {
   TrainConfig first = config("first");
   first.training.stop_after = "10u";

@@ -117,6 +117,8 @@ TranslateOptions GenerateFlags::apply(const Translator& translator) const {
   set(beam, g.beam);
   set(nbest, g.nbest);
   // A flag takes the place of the model's own limit, in whichever of the two ways that one is written.
+  if (max_length == 0 || max_new_tokens == 0)
+    throw UsageError(fmt::format("--{} is 0, expected 1 or more", max_length == 0 ? "max-length" : "max-new-tokens"));
   if (max_length || max_new_tokens)
     g.max_length = max_length.value_or(0), g.max_new_tokens = max_new_tokens.value_or(0);
   if (min_length || min_new_tokens)

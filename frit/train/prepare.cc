@@ -210,6 +210,9 @@ Tokenizer prepare_tokenizer(const TrainConfig& config, const fs::path& run, bool
                             const StopRequested& stop_requested) {
   const fs::path place = run / "tokenizer", origin_path = run / "tokenizer-origin.txt";
   const std::string origin = resuming ? "" : tokenizer_origin(config);
+  if (resuming && !has_tokenizer(place.string()))
+    fail("[train] {} has checkpoints, but no tokenizer in {}: put it back, or train into another run.directory",
+         run.string(), place.string());
   if (resuming || (has_tokenizer(place.string()) && fs::exists(origin_path) && read_file(origin_path) == origin)) {
     Tokenizer tokenizer = Tokenizer::load(place.string());
     say(fmt::format("Tokenizer: {} (made before)", place.string()));

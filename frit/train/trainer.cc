@@ -624,6 +624,7 @@ TrainResult Trainer::Impl::train() {
   check_before_preparing(config);
   stop_after = parse_period(t.stop_after), log_every = parse_period(t.log_every);
   valid_every = parse_period(t.valid_every), save_every = parse_period(t.save_every);
+  gpu = training_gpu(config);  // before anything is written: there may be none
   const RunLock lock(run);
   open_stores();
   const Say sink = [this](std::string_view text) { say(text); };
@@ -647,7 +648,6 @@ TrainResult Trainer::Impl::train() {
   } catch (const BuildStopped&) {
     return stopped_preparing();
   }
-  gpu = training_gpu(config);
   sizes = model_config(config, *tokenizer);
   if (t.batch_tokens == 0) take_largest_batches(checkpoint);
   batcher.emplace(train_file, train_batches(config, train_file, *tokenizer), &*tokenizer);

@@ -74,7 +74,11 @@ struct CudaGpu::Graph : GpuGraph {
 CudaGpu::CudaGpu(int index) : index_(index) {
   int count = 0;
   const cudaError_t found = cudaGetDeviceCount(&count);
-  if (found != cudaSuccess) fail("[cuda] no GPU can be used: {}", cudaGetErrorString(found));
+  if (found != cudaSuccess) {
+    int driver = 0;  // its version; 0: there is none, which the library calls too old
+    const bool none = cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
+    fail("[cuda] no GPU can be used: {}", none ? "no NVIDIA driver is installed" : cudaGetErrorString(found));
+  }
   if (index < 0 || index >= count) fail("[cuda] there is no GPU {}, the machine has {}", index, count);
   check(cudaSetDevice(index), "cudaSetDevice", fmt::format("GPU {}", index));
   check(cudaGetDeviceProperties(&properties_, index), "cudaGetDeviceProperties", fmt::format("GPU {}", index));
