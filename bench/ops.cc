@@ -144,7 +144,9 @@ void print_support_matrix() {
       "out of date.\n"
       "Numbers are tested cases: each one runs against a double-precision oracle, on one and on three threads, and "
       "from planned\n"
-      "memory; backward also against finite differences. dtype is the storage of the operator's first floating-point "
+      "memory; backward also against finite differences. Those of a gpu run in the simulator, and on a GPU by "
+      "`tools/gpu_check.sh`.\n"
+      "dtype is the storage of the operator's first floating-point "
       "input; fp32\n"
       "arithmetic throughout. \"any\" is the implementation that an operator chooses by itself.\n\n"
       "| operator | device | implementation | dtype | forward | backward | timed |\n|---|---|---|---|---|---|---|\n";
