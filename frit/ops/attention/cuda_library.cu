@@ -87,7 +87,7 @@ class Call {
     attention_tables_gpu(context_, args_, tables_, seed_of(args_.dropout), lengths, begins);
     if (context_.planning()) return;
     const auto* first = begins->data<int64_t>();
-    for (int i = 0; i < tables_.count; ++i) (attention_.*operands_[i]).begins = first + i * table;
+    for (int i = 0; i < tables_.count; ++i) (attention_.*(operands_[i])).begins = first + i * table;
     attention_.random = first + tables_.count * table;
     attention_.q_lengths = lengths->data<int32_t>(), attention_.k_lengths = attention_.q_lengths + rows;
     context_.gpu().attention(attention_, backward, scratch->raw());

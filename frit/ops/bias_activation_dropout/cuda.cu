@@ -126,13 +126,7 @@ void bias_activation_dropout_backward_gpu(Context& context, const Tensor& dy, co
   const bool packed = lies_packed(x) && lies_packed(dy) && lies_packed(dx);
   ColumnWalk walk = sums ? make_sum_walk(x, 8, packed, vectors) : make_column_walk(x, kThreads, 8, 0, packed, vectors);
   const bool whole = walks_whole(walk, x, vectors) && begins_whole(bias);
-  if (sums && size_of(x.dtype()) == 2 && x.dim(1) % 8 == 0 && x.row_stride() % 8 == 0) {
-    const ColumnWalk wide = make_column_walk(x, kActivationSumThreads, 4, kMostBlocks / 2, packed, vectors);
-    if (whole)
-      walk = wide;
-    else
-      walk.pieces = wide.pieces;  // the shape alone decides how many rows of partial sums there are
-  }
+  if (sums) fill_whole(walk, x, whole, kActivationSumThreads, 4, packed, vectors);
   if (sums) fill_folded(walk, x, packed, kFoldedSums, 4);
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "bias_activation_dropout.partial");

@@ -8,23 +8,10 @@ namespace {
 
 using namespace simt;
 
-// Elements from a row to the next one, and to the thread's next one: arguments, so that they take no registers.
-struct Strides {
-  int64_t x, y, dy, x_step, y_step, dy_step;
-
-  Strides(const ColumnWalk& walk, const Tensor& x, const Tensor& y, const Tensor& dy)
-      : x(x.row_stride()),
-        y(y.row_stride()),
-        dy(dy.row_stride()),
-        x_step(walk.pieces * walk.lanes * this->x),
-        y_step(walk.pieces * walk.lanes * this->y),
-        dy_step(walk.pieces * walk.lanes * this->dy) {}
-};
-
 template <typename T, Activation activation>
 FRIT_KERNEL(kActivationThreads, 5)
 bias_activation_dropout_forward_whole_kernel(ColumnWalk walk, Global<const T> x, Global<const T> bias,
-                                             DropoutTable dropout, Global<T> y, Strides strides) {
+                                             DropoutTable dropout, Global<T> y, RowSteps x_rows, RowSteps y_rows) {
   constexpr int N = 8;
   wait_for_previous();
   const ColumnPlace at = whole_place(walk);
@@ -34,14 +21,14 @@ bias_activation_dropout_forward_whole_kernel(ColumnWalk walk, Global<const T> x,
   const int end = static_cast<int>(walk.rows);
   const uint32_t threshold = dropout_threshold(dropout);
   const RowDraws draws(dropout, static_cast<uint32_t>(at.column / N));
-  Global<const T> from = x + (first * strides.x + at.column);
-  Global<T> to = y + (first * strides.y + at.column);
+  Global<const T> from = x + (first * x_rows.stride + at.column);
+  Global<T> to = y + (first * y_rows.stride + at.column);
   const Vec<float, N> b = to_float(bias ? load_vec<N>(bias, at.column) : Vec<T, N>{});
   const auto rows = [&](auto both, int k) {
     constexpr int U = both ? 2 : 1;
     Vec<T, N> v[U];
     FRIT_UNROLL
-    for (int u = 0; u < U; ++u) v[u] = load_vec<N, Cache::kStream>(from, 0), from = from + strides.x_step;
+    for (int u = 0; u < U; ++u) v[u] = load_vec<N, Cache::kStream>(from, 0), from = from + x_rows.step;
     FRIT_UNROLL
     for (int u = 0; u < U; ++u) {
       const DropoutWords<1> words = draws.rows<1>(dropout, static_cast<uint32_t>(k + u * step), 0);
@@ -52,7 +39,7 @@ bias_activation_dropout_forward_whole_kernel(ColumnWalk walk, Global<const T> x,
         a[i] = words.kept(0, i, threshold) ? a[i] : 0.0f;
       }
       store_vec<N, Cache::kStream>(to, 0, from_float<T>(a));
-      to = to + strides.y_step;
+      to = to + y_rows.step;
     }
   };
   int k = first;
@@ -63,7 +50,8 @@ bias_activation_dropout_forward_whole_kernel(ColumnWalk walk, Global<const T> x,
 template <typename T, Activation activation, bool sums>
 FRIT_KERNEL(sums ? kActivationSumThreads : kActivationThreads, sums ? 1 : 4)
 bias_activation_dropout_backward_whole_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
-                                              Global<const T> bias, DropoutTable dropout, Global<T> dx, Strides strides,
+                                              Global<const T> bias, DropoutTable dropout, Global<T> dx,
+                                              RowSteps dy_rows, RowSteps x_rows, RowSteps dx_rows,
                                               Global<float> partial) {
   constexpr int N = 8;
   wait_for_previous();
@@ -74,8 +62,8 @@ bias_activation_dropout_backward_whole_kernel(ColumnWalk walk, Global<const T> d
   const int end = at.active ? static_cast<int>(walk.rows) : 0;
   const uint32_t threshold = dropout_threshold(dropout);
   const RowDraws draws(dropout, static_cast<uint32_t>(at.column / N));
-  Global<const T> x_from = x + (first * strides.x + at.column), dy_from = dy + (first * strides.dy + at.column);
-  Global<T> to = dx + (first * strides.y + at.column);
+  Global<const T> x_from = x + (first * x_rows.stride + at.column), dy_from = dy + (first * dy_rows.stride + at.column);
+  Global<T> to = dx + (first * dx_rows.stride + at.column);
   const Vec<float, N> b = to_float(bias && at.active ? load_vec<N>(bias, at.column) : Vec<T, N>{});
   float sum[N] = {};
   const auto rows = [&](auto both, int k) {
@@ -83,8 +71,8 @@ bias_activation_dropout_backward_whole_kernel(ColumnWalk walk, Global<const T> d
     Vec<T, N> v[U], g[U];
     FRIT_UNROLL
     for (int u = 0; u < U; ++u) {
-      v[u] = load_vec<N, Cache::kStream>(x_from, 0), x_from = x_from + strides.x_step;
-      g[u] = load_vec<N, Cache::kStream>(dy_from, 0), dy_from = dy_from + strides.dy_step;
+      v[u] = load_vec<N, Cache::kStream>(x_from, 0), x_from = x_from + x_rows.step;
+      g[u] = load_vec<N, Cache::kStream>(dy_from, 0), dy_from = dy_from + dy_rows.step;
     }
     FRIT_UNROLL
     for (int u = 0; u < U; ++u) {
@@ -98,7 +86,7 @@ bias_activation_dropout_backward_whole_kernel(ColumnWalk walk, Global<const T> d
         if (sums) sum[i] += d[i];
       }
       store_vec<N, Cache::kStream>(to, 0, from_float<T>(d));
-      to = to + strides.y_step;
+      to = to + dx_rows.step;
     }
   };
   int k = first;
@@ -116,7 +104,7 @@ void start_activation_forward_whole(Context& context, const ColumnWalk& walk, co
     dispatch_activation(activation, [&](auto form) {
       launch(context, "bias_activation_dropout_forward_whole_kernel",
              bias_activation_dropout_forward_whole_kernel<T, form.value>, {walk.blocks(), walk.threads()}, walk,
-             global<const T>(x), global<const T>(bias), dropout, global<T>(y), Strides(walk, x, y, x));
+             global<const T>(x), global<const T>(bias), dropout, global<T>(y), RowSteps(walk, x), RowSteps(walk, y));
     });
   });
 }
@@ -129,7 +117,8 @@ void start_activation_backward_whole(Context& context, const ColumnWalk& walk, c
     const auto run = [&](auto kernel, int64_t shared_bytes) {
       launch(context, "bias_activation_dropout_backward_whole_kernel", kernel,
              {walk.blocks(), walk.threads(), shared_bytes}, walk, global<const T>(dy), global<const T>(x),
-             global<const T>(bias), dropout, global<T>(dx), Strides(walk, x, dx, dy), global<float>(partial));
+             global<const T>(bias), dropout, global<T>(dx), RowSteps(walk, dy), RowSteps(walk, x), RowSteps(walk, dx),
+             global<float>(partial));
     };
     dispatch_activation(activation, [&](auto form) {
       if (partial.defined())

@@ -1,7 +1,7 @@
 // The kernels for 16-bit rows that are whole aligned vectors, or fold to such, one for each activation.
 #pragma once
 #include "frit/ops/bias_activation_dropout/bias_activation_dropout.h"
-#include "frit/simt/folded_walk.h"
+#include "frit/simt/walk_16.h"
 
 namespace frit {
 
@@ -21,14 +21,6 @@ void dispatch_activation(Activation activation, F&& f) {
     case Activation::kSilu:
       return f(std::integral_constant<Activation, Activation::kSilu>());
   }
-}
-// The same with the 16-bit type of that name.
-template <typename F>
-void dispatch_16(DType dtype, F&& f) {
-  if (dtype == DType::kBF16)
-    f(bfloat16());
-  else
-    f(float16());
 }
 
 // walk: such that walks_whole, and bias begins_whole.

@@ -2,7 +2,7 @@
 #include "frit/ops/bias_dropout_residual/sum-inl.h"
 #include "frit/ops/column_sum/gpu.h"
 #include "frit/simt/early.h"
-#include "frit/simt/folded_walk.h"
+#include "frit/simt/walk_16.h"
 
 namespace frit {
 namespace {
@@ -307,19 +307,6 @@ bias_dropout_residual_backward_folded_kernel(ColumnWalk walk, Global<const T> dy
   }
   store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
 }
-
-// Calls f with the 16-bit type of that name.
-template <typename F>
-void dispatch_16(DType dtype, F&& f) {
-  if (dtype == DType::kBF16)
-    f(bfloat16());
-  else
-    f(float16());
-}
-
-}  // namespace
-
-namespace {
 
 // Calls f with the form that `keep` asks for: none, a byte an element, or a bit.
 template <typename T, typename F>

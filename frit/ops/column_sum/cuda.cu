@@ -9,8 +9,6 @@ using namespace simt;
 
 constexpr int kAddThreads = 1024;
 
-// A block takes 32 columns: thread (y, x) adds the rows y, y + 32, ... of column x, then warp w adds the 32 sums of
-// column w.
 // y (+)= the sum of `rows` partial rows.
 template <typename T>
 struct PartialSum {

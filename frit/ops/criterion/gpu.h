@@ -24,8 +24,7 @@ struct CriterionBlock {
 
 // Instances of criterion_forward: "warp" (a warp a row, in registers), "shared" (a block a row, in shared memory; reads
 // each logit once) and "two_pass" (a block a row; reads each logit twice: the usual form, and the one for rows that fit
-// nowhere). In the first two a row's bits depend on nothing but its values; in the last one neither, where it lies in
-// memory included.
+// nowhere). In all of them a row's bits depend on nothing but its values, not on where it lies in memory either.
 void criterion_forward_backward_gpu(Context& context, const Tensor& logits, const Tensor& bias, const Tensor& labels,
                                     float smoothing, const Tensor& scale, const Tensor& loss, const Tensor& nll);
 

@@ -47,7 +47,7 @@ struct ForwardShape {
 // Are t's rows whole vectors of 16 bytes that begin at multiples of them? True of no tensor, and of any address while
 // planning.
 inline bool whole_vectors(const Tensor& t) {
-  if (!t.defined()) return true;
+  if (!t.defined() || t.rank() < 1) return true;
   const int64_t n = 16 / size_of(t.dtype());
   return t.dim(t.rank() - 1) % n == 0 && (t.rank() == 1 || t.row_stride() % n == 0) &&
          reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;

@@ -144,12 +144,14 @@ FRIT_DEVICE int32_t softmax_ordered(int32_t bits) {
 // in a warp; log2(G) shuffles, 2 instructions each, in less.
 template <int G, typename T>
 FRIT_DEVICE float softmax_pair_max(T type, uint32_t pair) {
-  if constexpr (G == 32)
+  if constexpr (G == 32) {
     return std::bit_cast<float>(
         softmax_ordered(warp_max_int(softmax_ordered(std::bit_cast<int32_t>(softmax_larger<T>(pair))))));
-  FRIT_UNROLL
-  for (int bits = G / 2; bits > 0; bits /= 2) pair = max2(type, pair, shuffle_xor(pair, bits));
-  return softmax_larger<T>(pair);
+  } else {
+    FRIT_UNROLL
+    for (int bits = G / 2; bits > 0; bits /= 2) pair = max2(type, pair, shuffle_xor(pair, bits));
+    return softmax_larger<T>(pair);
+  }
 }
 
 template <typename T, int G, int V>

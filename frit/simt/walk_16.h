@@ -1,8 +1,40 @@
-// How launches over 16-bit rows that fold (frit/simt/folded_columns.h) fill a GPU in one wave. Host side of a cuda.cu.
+// How launches over 16-bit tensors, whose rows are whole vectors or fold to such (frit/simt/folded_columns.h), walk
+// them. Host side of a cuda.cu.
 #pragma once
 #include "frit/simt/folded_columns.h"
 
 namespace frit {
+
+// Calls f with the 16-bit type of that name.
+template <typename F>
+void dispatch_16(DType dtype, F&& f) {
+  if (dtype == DType::kBF16)
+    f(bfloat16());
+  else
+    f(float16());
+}
+
+// Elements from a tensor's row to its next one, and to the next one of a thread of a walk whose rows are whole vectors:
+// a kernel's argument, so that they take no registers.
+struct RowSteps {
+  int64_t stride, step;
+
+  RowSteps(const ColumnWalk& walk, const Tensor& x)
+      : stride(x.row_stride()), step(walk.pieces * walk.lanes * x.row_stride()) {}
+};
+
+// Makes a walk over x, if its rows are whole vectors, one of at most 132 blocks of `threads` threads, which write a row
+// of partial sums each. A walk that is not `whole` for an address alone gets the same number of pieces: the shape
+// alone decides how many rows of partial sums there are.
+inline void fill_whole(ColumnWalk& walk, const Tensor& x, bool whole, int threads, int rows_a_thread, bool packed,
+                       bool vectors) {
+  if (size_of(x.dtype()) != 2 || x.dim(1) % 8 != 0 || x.row_stride() % 8 != 0) return;
+  const ColumnWalk filled = make_column_walk(x, threads, rows_a_thread, kMostBlocks / 2, packed, vectors);
+  if (whole)
+    walk = filled;
+  else
+    walk.pieces = filled.pieces;
+}
 
 // What a kernel's registers allow.
 struct FoldedBlocks {
