@@ -399,6 +399,7 @@ void set_config_key(TrainConfig& config, std::string_view name, std::string_view
         } else {
           T parsed{};
           const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
+          if (error == std::errc::result_out_of_range) fail("[config] {} is {}, which is out of range", key.name, text);
           if (error != std::errc() || end != text.data() + text.size() || text.empty()) fail_kind(key, text);
           *field = parsed;
         }

@@ -50,6 +50,10 @@ TEST(TrainConfig, WrongKindsAndChoicesAreErrors) {
   TrainConfig c;
   EXPECT_EQ(error_of([&] { set_config_key(c, "training.batch_tokens", "many"); }),
             "[config] training.batch_tokens is \"many\", expected a whole number");
+  EXPECT_EQ(error_of([&] { set_config_key(c, "training.batch_tokens", "99999999999999999999"); }),
+            "[config] training.batch_tokens is 99999999999999999999, which is out of range");
+  EXPECT_EQ(error_of([&] { set_config_key(c, "training.learning_rate", "1e999"); }),
+            "[config] training.learning_rate is 1e999, which is out of range");
   EXPECT_NE(error_of([&] { set_config_key(c, "training.batch_tokens", "12x"); }), "no error");
   EXPECT_NE(error_of([&] { set_config_key(c, "data.joint_vocabulary", "yes"); }), "no error");
   EXPECT_EQ(error_of([&] { set_config_key(c, "training.optimizer", "adm"); }),
