@@ -20,9 +20,9 @@ constexpr int kClassWarps = 8;  // of a block whose warps hold a row each
 struct ClassRows {
   int64_t x_stride = 0, y_stride = 0;
   int rows = 0, cols = 0;
-  int warps = 1;   // that share a row
-  int period = 1;  // classes
-  int step = 1;    // rows of a class taken at once by all blocks
+  int warps = 1;                       // that share a row
+  int period = 1;                      // classes
+  int apart = 1, step = 1, reach = 1;  // ForwardClasses
   float eps = 0, by_cols = 0;
 };
 
@@ -39,7 +39,7 @@ layer_norm_forward_classes_kernel(ClassRows s, Global<const T> x, Global<const T
   wait_for_previous();
   constexpr int N = 8, kStep = 32 * N;
   const bool alone = s.warps == 1;
-  const int part = alone ? 0 : warp(), group = alone ? warp() : 0, groups = alone ? warp_count() : 1;
+  const int part = alone ? 0 : warp(), group = alone ? warp() : 0;
   const int piece = static_cast<int>(block_index()) / s.period;
   const int of = static_cast<int>(block_index()) - piece * s.period;  // the class
   x = x + of * s.x_stride, y = y + of * s.y_stride;
@@ -60,7 +60,8 @@ layer_norm_forward_classes_kernel(ClassRows s, Global<const T> x, Global<const T
   const float by_count = 1.0f / count;
 
   // Rows of the class are counted from its first.
-  const int begin = piece * groups + group, end = (s.rows - of + s.period - 1) / s.period;
+  const int first = piece * s.apart, begin = first + group, of_class = (s.rows - of + s.period - 1) / s.period;
+  const int end = first + s.reach < of_class ? first + s.reach : of_class;
   const int64_t x_step = s.x_stride * s.period * s.step, y_step = s.y_stride * s.period * s.step;
   Global<const T> from = x + (begin * (s.x_stride * s.period) + head + mine * N);
   Global<T> to = y + (begin * (s.y_stride * s.period) + head + mine * N);
@@ -178,14 +179,16 @@ layer_norm_forward_classes_kernel(ClassRows s, Global<const T> x, Global<const T
 
 }  // namespace
 
-void start_forward_classes(Context& context, const ForwardShape& shape, const Tensor& x, const Tensor& gamma,
-                           const Tensor& beta, float eps, const Tensor& y, const Tensor& mean, const Tensor& rstd) {
-  const ForwardClasses cut(shape);
+void start_forward_classes(Context& context, int instance, const ForwardShape& shape, const Tensor& x,
+                           const Tensor& gamma, const Tensor& beta, float eps, const Tensor& y, const Tensor& mean,
+                           const Tensor& rstd) {
+  const ForwardClasses cut(shape, instance);
   const int vectors = shape.held_vectors();
   ClassRows s;
   s.x_stride = x.row_stride(), s.y_stride = y.row_stride();
-  s.rows = static_cast<int>(shape.rows), s.cols = static_cast<int>(shape.cols), s.warps = shape.warps_of(kClasses);
-  s.period = static_cast<int>(shape.period), s.step = static_cast<int>(cut.pieces * cut.groups);
+  s.rows = static_cast<int>(shape.rows), s.cols = static_cast<int>(shape.cols), s.warps = shape.warps_of(instance);
+  s.period = static_cast<int>(shape.period), s.apart = static_cast<int>(cut.apart);
+  s.step = static_cast<int>(cut.step), s.reach = static_cast<int>(cut.reach);
   s.eps = eps, s.by_cols = 1.0f / static_cast<float>(s.cols);
   const Launch grid = {shape.rows == 0 ? 0 : cut.pieces * shape.period, static_cast<int>(cut.groups) * s.warps * 32,
                        int64_t{4} * (s.warps * vectors * 512 + (s.warps == 1 ? 0 : 2 * s.warps * 4))};

@@ -75,7 +75,7 @@ ForwardShape::ForwardShape(const Tensor& x) : rows(x.dim(0)), cols(x.dim(1)), n(
 }
 
 int ForwardShape::warps_of(int i) const {
-  if (i == kHeld || i == kClasses)
+  if (i == kHeld || is_classes(i))
     return held_vectors() > 0 ? static_cast<int>(over(cols / n, 32 * held_vectors())) : 0;
   return static_cast<int>(over(is_spans(i) ? chunks : vectors, 32 * kVectors[i]));
 }
@@ -90,7 +90,7 @@ int ForwardShape::held_vectors() const {
 }
 
 bool ForwardShape::fits(int i) const {
-  if (i == kHeld || i == kClasses) return held_vectors() > 0;
+  if (i == kHeld || is_classes(i)) return held_vectors() > 0;
   return i == kLooped || warps_of(i) <= kMostWarps[i];
 }
 
@@ -124,12 +124,19 @@ int ForwardShape::rule() const {
   return choice;
 }
 
-ForwardClasses::ForwardClasses(const ForwardShape& shape) {
-  // 24 warps on each of an H200's multiprocessors.
+ForwardClasses::ForwardClasses(const ForwardShape& shape, int i) {
+  // classes: 24 warps on each of an H200's multiprocessors, which stay. classes_short: four or eight rows
+  // a warp.
   constexpr int64_t kWarps = 24 * 132, kOfBlock = 8;
-  const int64_t warps = shape.warps_of(kClasses), of_class = over(shape.rows, shape.period);
+  const int64_t warps = shape.warps_of(i), of_class = over(shape.rows, shape.period);
   groups = warps == 1 ? kOfBlock : 1;
-  pieces = std::clamp<int64_t>(over(of_class, groups), 1, kWarps / (groups * warps) / shape.period);
+  if (i == kClasses) {
+    pieces = std::clamp<int64_t>(over(of_class, groups), 1, kWarps / (groups * warps) / shape.period);
+    apart = groups, step = pieces * groups, reach = of_class;
+  } else {
+    apart = reach = warps == 1 ? groups * 4 : 8, step = groups;
+    pieces = std::max<int64_t>(over(of_class, apart), 1);
+  }
 }
 
 int choose_forward(Context& context, const Tensor& x) {
@@ -150,9 +157,9 @@ void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gam
   const int instance = layer_norm::choose_forward(context, x);
   const bool whole = layer_norm::whole_vectors(x) && layer_norm::whole_vectors(y) && layer_norm::whole_vectors(gamma) &&
                      layer_norm::whole_vectors(beta);
-  if (instance == layer_norm::kClasses && layer_norm::rows_alike(x, y))
-    return layer_norm::start_forward_classes(context, shape, x, gamma, beta, eps, y, mean, rstd);
-  if (instance == layer_norm::kHeld || instance == layer_norm::kClasses)
+  if (layer_norm::ForwardShape::is_classes(instance) && layer_norm::rows_alike(x, y))
+    return layer_norm::start_forward_classes(context, instance, shape, x, gamma, beta, eps, y, mean, rstd);
+  if (instance == layer_norm::kHeld || layer_norm::ForwardShape::is_classes(instance))
     return layer_norm::start_forward_held(context, shape, whole, x, gamma, beta, eps, y, mean, rstd);
   dispatch_float(x.dtype(), [&](auto type) {
     using T = decltype(type);

@@ -21,17 +21,19 @@ enum ForwardInstance {
   kTwoSync,
   kMoments,
   kClasses,
+  kClassesShort,
 };
-constexpr const char* kForwardInstances[] = {"one_sync_1", "one_sync_2", "one_sync_4", "one_sync_wide",
-                                             "looped",     "spans_2",    "spans_4",    "spans_5",
-                                             "held",       "two_sync",   "moments",    "classes"};
+constexpr const char* kForwardInstances[] = {"one_sync_1", "one_sync_2", "one_sync_4",   "one_sync_wide", "looped",
+                                             "spans_2",    "spans_4",    "spans_5",      "held",          "two_sync",
+                                             "moments",    "classes",    "classes_short"};
 
 // How a launch shares out rows of one shape and row stride.
 struct ForwardShape {
   explicit ForwardShape(const Tensor& x);
-  static constexpr int kVectors[] = {1, 2, 4, 4, 4, 2, 4, 5, 4, 1, 1, 4};      // a thread holds of a row, at most
-  static constexpr int kMostWarps[] = {8, 8, 8, 16, 16, 8, 8, 8, 8, 8, 8, 8};  // that share a row
+  static constexpr int kVectors[] = {1, 2, 4, 4, 4, 2, 4, 5, 4, 1, 1, 4, 4};      // a thread holds of a row, at most
+  static constexpr int kMostWarps[] = {8, 8, 8, 16, 16, 8, 8, 8, 8, 8, 8, 8, 8};  // that share a row
   static bool is_spans(int i) { return i >= kSpans2 && i <= kSpans5; }
+  static bool is_classes(int i) { return i >= kClasses; }
 
   int64_t rows, cols, n;  // n: elements of a vector
   int64_t vectors;        // of a row that begins at one
@@ -45,10 +47,11 @@ struct ForwardShape {
   int rule() const;
 };
 
-// How `classes` shares out the rows of each class: blocks of `groups` rows, `pieces` of them, that stay.
+// How `classes` shares out the rows of each class: `pieces` blocks of `groups` rows at once. Block p begins with the
+// row p * apart, takes every step-th and ends before p * apart + reach.
 struct ForwardClasses {
-  explicit ForwardClasses(const ForwardShape& shape);
-  int64_t groups, pieces;
+  ForwardClasses(const ForwardShape& shape, int i);
+  int64_t groups, pieces, apart, step, reach;
 };
 
 // Does every row of y begin as far past a multiple of 16 bytes as x's? 16-bit elements.

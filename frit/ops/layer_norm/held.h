@@ -8,7 +8,8 @@ namespace frit::layer_norm {
 void start_forward_held(Context& context, const ForwardShape& shape, bool whole, const Tensor& x, const Tensor& gamma,
                         const Tensor& beta, float eps, const Tensor& y, const Tensor& mean, const Tensor& rstd);
 // Rows of x and y must lie alike (rows_alike).
-void start_forward_classes(Context& context, const ForwardShape& shape, const Tensor& x, const Tensor& gamma,
-                           const Tensor& beta, float eps, const Tensor& y, const Tensor& mean, const Tensor& rstd);
+void start_forward_classes(Context& context, int instance, const ForwardShape& shape, const Tensor& x,
+                           const Tensor& gamma, const Tensor& beta, float eps, const Tensor& y, const Tensor& mean,
+                           const Tensor& rstd);
 
 }  // namespace frit::layer_norm
