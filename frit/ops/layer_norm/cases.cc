@@ -94,6 +94,21 @@ Spans held_backward_of(int64_t rows, int64_t cols, int64_t stride, DType dtype) 
   return s;
 }
 
+// How forward's `classes` shares out rows, which many 16-bit rows take that are no whole vectors: 24 warps for each of
+// an H200's multiprocessors, in blocks of 8 rows or, where several warps share one, of one.
+Spans classes_of(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
+  Spans s;
+  s.warps = held_warps(cols, dtype);
+  if (s.warps == 0 || (cols % 8 == 0 && stride % 8 == 0) || rows * cols * 2 <= int64_t{16} << 20) return s;
+  s.each = over(cols / 8, 32) / s.warps;
+  s.period = 8 / std::gcd(stride, int64_t{8});
+  s.groups = s.warps == 1 ? 8 : 1;
+  const int64_t of_class = over(rows, s.period),
+                pieces = std::min(over(of_class, s.groups), 24 * 132 / (s.groups * s.warps) / s.period);
+  s.blocks = pieces * s.period, s.batches = over(of_class, pieces * s.groups);
+  return s;
+}
+
 // x once, y once. A block reads gamma and beta once, or a warp for the row it takes (up to 32 vectors two rows); a row
 // in registers of one warp meets no barrier but the one behind gamma and beta; past 2048 vectors x is read twice.
 GpuBudget forward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
@@ -101,6 +116,12 @@ GpuBudget forward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
   const Spans s = spans_of(rows, cols, stride, dtype, false);
   GpuBudget b;
   b.launches = rows == 0 ? 0 : 1;
+  if (const Spans c = classes_of(rows, cols, stride, dtype); c.each > 0) {
+    b.barriers = 1 + (c.warps > 1 ? c.batches : 0);
+    b.read_bytes = (rows + c.blocks * 2) * cols * size, b.written_bytes = rows * cols * size + 8 * rows;
+    b.atomics = 0, b.scratch_bytes = 0;
+    return b;
+  }
   if (const int64_t warps = held_warps(cols, dtype); warps > 0) {
     b.barriers = rows > 0 && warps > 1 ? 1 : 0;
     b.read_bytes = rows * 3 * cols * size, b.written_bytes = rows * cols * size + 8 * rows;
@@ -156,7 +177,8 @@ GpuBudget backward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype, 
 void add_instances(OpCase& c, int64_t cols, DType dtype) {
   const int64_t vectors = vectors_of(cols, dtype);
   c.forward_instances = {"looped"};
-  if (held_warps(cols, dtype) > 0) c.forward_instances.push_back("held");
+  if (held_warps(cols, dtype) > 0)
+    for (const char* name : {"held", "classes", "classes_short"}) c.forward_instances.push_back(name);
   std::vector<std::string> spans;
   for (int64_t each : {2, 4, 5})
     if (vectors + 1 <= 8 * 32 * each) spans.push_back(fmt::format("spans_{}", each));
@@ -302,10 +324,17 @@ std::vector<OpCase> layer_norm_cases() {
     cases.push_back(make(2, 2560, dtype, {.note = "/instances"}));
     for (size_t i = cases.size() - 5; i < cases.size(); ++i)
       add_instances(cases[i], cases[i].inputs[0].shape[1], dtype);
-    if (dtype !=
-        DType::kF32)  // forward's `held`, of a warp and of several, x and y beginning apart or not at all whole
-      for (int64_t cols : {505, 766, 1536, 2052, 4097})
+    if (dtype != DType::kF32)
+      // forward's `held` and `classes`, of a warp and of several, x and y beginning apart or not at all whole
+      for (int64_t cols : {505, 766, 1536, 2052, 4097}) {
         cases.push_back(make_forward(9, cols, dtype, {.stride = cols + cols % 3, .note = "/held"}));
+        cases.back().forward_instances = {"classes", "classes_short"};
+      }
+    if (dtype == DType::kBF16)  // `classes`, whose groups of warps take up to three rows
+      for (auto [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{{3300, 265}, {660, 2557}}) {
+        cases.push_back(make_forward(rows, cols, dtype, {.note = "/turns"}));
+        cases.back().forward_instances = {"classes", "classes_short"};
+      }
     cases.push_back(make_exact(67, 66, dtype));
     cases.push_back(make(2, 2049 * (16 / size_of(dtype)) - 3, dtype, {.note = "/looped"}));
     // E[x^2] - E[x]^2: the variance's relative error is eps * (mean / std)^2, here 900 units of 2^-23 and some
@@ -322,6 +351,8 @@ std::vector<OpCase> layer_norm_cases() {
     for (size_t i = cases.size() - 2; i < cases.size(); ++i)
       cases[i].forward_instances = {"one_sync_1", "one_sync_2", "one_sync_4", "one_sync_wide",
                                     "looped",     "spans_2",    "spans_4",    "spans_5"};
+    if (dtype != DType::kF32)
+      for (size_t i = cases.size() - 2; i < cases.size(); ++i) cases[i].forward_instances.push_back("classes");
     // One element far from the rest: a shift by the first element alone would lose the others.
     OpCase outlier = make_forward(3, 1024, dtype, {.note = "/outlier"});
     outlier.inputs[0].fill = [](CaseRandom& random, Array& a) {

@@ -75,7 +75,8 @@ ForwardShape::ForwardShape(const Tensor& x) : rows(x.dim(0)), cols(x.dim(1)), n(
 }
 
 int ForwardShape::warps_of(int i) const {
-  if (i == kHeld) return held_vectors() > 0 ? static_cast<int>(over(cols / n, 32 * held_vectors())) : 0;
+  if (i == kHeld || is_classes(i))
+    return held_vectors() > 0 ? static_cast<int>(over(cols / n, 32 * held_vectors())) : 0;
   return static_cast<int>(over(is_spans(i) ? chunks : vectors, 32 * kVectors[i]));
 }
 
@@ -89,12 +90,14 @@ int ForwardShape::held_vectors() const {
 }
 
 bool ForwardShape::fits(int i) const {
-  if (i == kHeld) return held_vectors() > 0;
+  if (i == kHeld || is_classes(i)) return held_vectors() > 0;
   return i == kLooped || warps_of(i) <= kMostWarps[i];
 }
 
 int ForwardShape::rule() const {
-  if (fits(kHeld)) return kHeld;
+  // Many rows that are no whole vectors, of which a block takes several: what it keeps is made often enough.
+  const bool ragged = period > 1 || cols % n != 0;
+  if (fits(kHeld)) return ragged && rows * cols * 16 / n > int64_t{16} << 20 ? kClasses : kHeld;
   // The share of the threads' vectors that the row fills, times 1024.
   const auto filled = [&](int i) { return vectors * 1024 / (warps_of(i) * 32 * kVectors[i]); };
   // One warp a row while it can hold it: no barrier. Beyond that 4 vectors a thread, unless many would be empty.
@@ -121,13 +124,29 @@ int ForwardShape::rule() const {
   return choice;
 }
 
+ForwardClasses::ForwardClasses(const ForwardShape& shape, int i) {
+  // classes: 24 warps on each of an H200's multiprocessors, which stay. classes_short: four or eight rows
+  // a warp.
+  constexpr int64_t kWarps = 24 * 132, kOfBlock = 8;
+  const int64_t warps = shape.warps_of(i), of_class = over(shape.rows, shape.period);
+  groups = warps == 1 ? kOfBlock : 1;
+  if (i == kClasses) {
+    pieces = std::clamp<int64_t>(over(of_class, groups), 1, kWarps / (groups * warps) / shape.period);
+    apart = groups, step = pieces * groups, reach = of_class;
+  } else {
+    apart = reach = warps == 1 ? groups * 4 : 8, step = groups;
+    pieces = std::max<int64_t>(over(of_class, apart), 1);
+  }
+}
+
 int choose_forward(Context& context, const Tensor& x) {
   const ForwardShape shape(x);
   // Forms that are kept to be measured run only if they are asked for.
   const bool free = context.forced("layer_norm_forward").empty();
   return choose_instance(context, "layer_norm_forward",
                          fmt::format("{}x{}/{}", shape.rows, shape.cols, name_of(x.dtype())), kForwardInstances,
-                         shape.rule(), [&](int i) { return shape.fits(i) && !(free && i >= kTwoSync); });
+                         shape.rule(),
+                         [&](int i) { return shape.fits(i) && !(free && (i == kTwoSync || i == kMoments)); });
 }
 
 }  // namespace layer_norm
@@ -138,7 +157,9 @@ void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gam
   const int instance = layer_norm::choose_forward(context, x);
   const bool whole = layer_norm::whole_vectors(x) && layer_norm::whole_vectors(y) && layer_norm::whole_vectors(gamma) &&
                      layer_norm::whole_vectors(beta);
-  if (instance == layer_norm::kHeld)
+  if (layer_norm::ForwardShape::is_classes(instance) && layer_norm::rows_alike(x, y))
+    return layer_norm::start_forward_classes(context, instance, shape, x, gamma, beta, eps, y, mean, rstd);
+  if (instance == layer_norm::kHeld || layer_norm::ForwardShape::is_classes(instance))
     return layer_norm::start_forward_held(context, shape, whole, x, gamma, beta, eps, y, mean, rstd);
   dispatch_float(x.dtype(), [&](auto type) {
     using T = decltype(type);

@@ -20,17 +20,20 @@ enum ForwardInstance {
   kHeld,
   kTwoSync,
   kMoments,
+  kClasses,
+  kClassesShort,
 };
-constexpr const char* kForwardInstances[] = {"one_sync_1", "one_sync_2", "one_sync_4", "one_sync_wide",
-                                             "looped",     "spans_2",    "spans_4",    "spans_5",
-                                             "held",       "two_sync",   "moments"};
+constexpr const char* kForwardInstances[] = {"one_sync_1", "one_sync_2", "one_sync_4",   "one_sync_wide", "looped",
+                                             "spans_2",    "spans_4",    "spans_5",      "held",          "two_sync",
+                                             "moments",    "classes",    "classes_short"};
 
 // How a launch shares out rows of one shape and row stride.
 struct ForwardShape {
   explicit ForwardShape(const Tensor& x);
-  static constexpr int kVectors[] = {1, 2, 4, 4, 4, 2, 4, 5, 4, 1, 1};      // a thread holds of a row, at most
-  static constexpr int kMostWarps[] = {8, 8, 8, 16, 16, 8, 8, 8, 8, 8, 8};  // that share a row
+  static constexpr int kVectors[] = {1, 2, 4, 4, 4, 2, 4, 5, 4, 1, 1, 4, 4};      // a thread holds of a row, at most
+  static constexpr int kMostWarps[] = {8, 8, 8, 16, 16, 8, 8, 8, 8, 8, 8, 8, 8};  // that share a row
   static bool is_spans(int i) { return i >= kSpans2 && i <= kSpans5; }
+  static bool is_classes(int i) { return i >= kClasses; }
 
   int64_t rows, cols, n;  // n: elements of a vector
   int64_t vectors;        // of a row that begins at one
@@ -38,11 +41,24 @@ struct ForwardShape {
   int64_t chunks;         // vectors that cover a row wherever it begins
 
   int warps_of(int i) const;  // that share a row
-  int held_vectors() const;   // that a thread of `held` has of a row; 0 if it cannot hold it
+  int held_vectors() const;   // that a thread of `held` or `classes` has of a row; 0: too wide
   bool fits(int i) const;
   // What runs if nothing is forced and nothing is known from timing. A function of the shape.
   int rule() const;
 };
+
+// How `classes` shares out the rows of each class: `pieces` blocks of `groups` rows at once. Block p begins with the
+// row p * apart, takes every step-th and ends before p * apart + reach.
+struct ForwardClasses {
+  ForwardClasses(const ForwardShape& shape, int i);
+  int64_t groups, pieces, apart, step, reach;
+};
+
+// Does every row of y begin as far past a multiple of 16 bytes as x's? 16-bit elements.
+inline bool rows_alike(const Tensor& x, const Tensor& y) {
+  const auto place = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.raw()) % 16; };
+  return place(x) == place(y) && (x.row_stride() - y.row_stride()) % 8 == 0;
+}
 
 // Are t's rows whole vectors of 16 bytes that begin at multiples of them? True of no tensor, and of any address while
 // planning.

@@ -221,7 +221,7 @@ void launch_held(Context& context, const ForwardShape& shape, const Rows& in, in
   s.eps = eps;
   s.by_cols = 1.0f / static_cast<float>(s.cols), s.by_part = 1.0f / static_cast<float>(part);
   s.by_last = 1.0f / static_cast<float>(s.cols - (s.warps - 1) * part);
-  // What is read next finds a small y in the cache; a large one that is written to be evicted first costs 6 % less.
+  // What is read next finds a small y in the cache; a large one that is written to be evicted first costs 5 % less.
   s.streams = y.bytes() > int64_t{16} << 20;
   const bool alone = s.warps == 1;
   const Launch grid = {alone ? (shape.rows + kHeldRows - 1) / kHeldRows : shape.rows,

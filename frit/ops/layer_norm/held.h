@@ -1,4 +1,4 @@
-// Starts layer_norm_forward's instance `held`, on x of 16 bits.
+// Starts layer_norm_forward's instances `held` and `classes`, on x of 16 bits.
 #pragma once
 #include "frit/ops/layer_norm/forward.h"
 
@@ -7,5 +7,9 @@ namespace frit::layer_norm {
 // whole: all operands' rows are whole aligned vectors of 16 bytes.
 void start_forward_held(Context& context, const ForwardShape& shape, bool whole, const Tensor& x, const Tensor& gamma,
                         const Tensor& beta, float eps, const Tensor& y, const Tensor& mean, const Tensor& rstd);
+// Rows of x and y must lie alike (rows_alike).
+void start_forward_classes(Context& context, int instance, const ForwardShape& shape, const Tensor& x,
+                           const Tensor& gamma, const Tensor& beta, float eps, const Tensor& y, const Tensor& mean,
+                           const Tensor& rstd);
 
 }  // namespace frit::layer_norm

@@ -54,22 +54,7 @@ softmax_forward_full_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Glob
   }
   float e[R][V][N], shift[R], sum[R];
   FRIT_UNROLL
-  for (int r = 0; r < R; ++r) {
-    const float top = softmax_pair_max<32>(T(), tops[r]);
-    // Nothing but -inf: exponentials are 0 then, and NaN where x is NaN, which the maximum passes over.
-    shift[r] = top == -INFINITY ? 0.0f : top * c;
-    sum[r] = 0;
-    FRIT_UNROLL
-    for (int i = 0; i < V; ++i) {
-      float part = 0;
-      FRIT_UNROLL
-      for (int k = 0; k < N; ++k) {
-        e[r][i][k] = exp2_fast(fmaf(widen(static_cast<T>(v[r][i][k])), c, -shift[r]));
-        part = k == 0 ? e[r][i][k] : part + e[r][i][k];
-      }
-      sum[r] = i == 0 ? part : sum[r] + part;
-    }
-  }
+  for (int r = 0; r < R; ++r) sum[r] = softmax_exponentials<32>(v[r], tops[r], c, e[r], shift[r]);
   FRIT_UNROLL
   for (int bits = 16; bits > 0; bits /= 2) {
     FRIT_UNROLL

@@ -154,6 +154,28 @@ FRIT_DEVICE float softmax_pair_max(T type, uint32_t pair) {
   }
 }
 
+// The exponentials of a lane's part of a row, and their sum, from the largest elements of all G lanes' parts, in pairs:
+// the scores' largest, which is taken off first, becomes `shift`. c: of a score in units of log 2.
+template <int G, typename T, int V>
+FRIT_DEVICE float softmax_exponentials(const Vec<T, 8> (&v)[V], uint32_t tops, float c, float (&e)[V][8],
+                                       float& shift) {
+  const float top = softmax_pair_max<G>(T(), tops);
+  // Nothing but -inf: exponentials are 0 then, and NaN where x is NaN, which the maximum passes over.
+  shift = top == -INFINITY ? 0.0f : top * c;
+  float sum = 0;
+  FRIT_UNROLL
+  for (int i = 0; i < V; ++i) {
+    float part = 0;
+    FRIT_UNROLL
+    for (int k = 0; k < 8; ++k) {
+      e[i][k] = exp2_fast(fmaf(widen(v[i][k]), c, -shift));
+      part = k == 0 ? e[i][k] : part + e[i][k];
+    }
+    sum = i == 0 ? part : sum + part;
+  }
+  return sum;
+}
+
 template <typename T, int G, int V>
 FRIT_KERNEL(kSoftmaxThreads, softmax_whole_blocks(V, false))
 softmax_forward_whole_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Global<float> lse) {
@@ -181,20 +203,8 @@ softmax_forward_whole_kernel(SoftmaxWhole s, Global<const T> x, Global<T> y, Glo
     FRIT_UNROLL
     for (int k = 0; k < N / 2; ++k) tops = max2(T(), tops, v[i].pairs[k]);
   }
-  const float top = softmax_pair_max<G>(T(), tops);
-  // Nothing but -inf: exponentials are 0 then, and NaN where x is NaN, which the maximum passes over.
-  const float shift = top == -INFINITY ? 0.0f : top * c;
-  float e[V][N], sum = 0;
-  FRIT_UNROLL
-  for (int i = 0; i < V; ++i) {
-    float part = 0;
-    FRIT_UNROLL
-    for (int k = 0; k < N; ++k) {
-      e[i][k] = exp2_fast(fmaf(widen(static_cast<T>(v[i][k])), c, -shift));
-      part = k == 0 ? e[i][k] : part + e[i][k];
-    }
-    sum += part;
-  }
+  float e[V][N], shift;
+  float sum = softmax_exponentials<G>(v, tops, c, e, shift);
   sum = warp_sum<G>(sum);
   if (lse && at.active && at.lane == 0) store(lse, at.row, sum == 0 ? -INFINITY : (shift + log2_fast(sum)) * kLn2);
   const float kept = sum == 0 ? 0.0f : reciprocal_fast(sum) * s.dropout.scale;
