@@ -1,6 +1,6 @@
 #include "frit/ops/bias_dropout_residual_norm/gpu.h"
 #include "frit/ops/column_sum/gpu.h"
-#include "frit/ops/layer_norm/backward-inl.h"
+#include "frit/ops/layer_norm/backward_held-inl.h"
 #include "frit/ops/layer_norm/forward.h"
 
 namespace frit {
@@ -21,11 +21,14 @@ bool bias_dropout_residual_norm_backward_gpu(Context& context, const Tensor& dy,
     const char* name;
     bool fits;
   } instances[] = {{kXhat1, "xhat_1", shape.widest() == kXhat1},
+                   {kHeldBackward, "held", whole && shape.held_vectors(kHeldBackward) == 2},
                    {kSpans2Backward, "spans_2", whole && shape.spans_fit(kSpans2Backward)},
                    {kSpans4Backward, "spans_4", whole && shape.spans_fit(kSpans4Backward)}};
+  const int rule =
+      whole && shape.vectors > 32 && shape.held_vectors(kHeldBackward) == 2 ? kHeldBackward : shape.rule_but_held();
   int instance = -1;
   for (const auto& i : instances)
-    if (i.fits && (forced.empty() ? i.instance == shape.rule_but_held() : forced == i.name))
+    if (i.fits && (forced.empty() ? i.instance == rule : forced == i.name))
       instance = i.instance, context.note_used(kOp, i.name);
   FRIT_CHECK(instance >= 0 || forced.empty() || forced == "apart",
              "[bias_dropout_residual_norm] no instance {} of s {}", forced, s.to_string());
@@ -40,6 +43,11 @@ bool bias_dropout_residual_norm_backward_gpu(Context& context, const Tensor& dy,
     using T = decltype(type);
     const DroppedBelow<T> below = {DropoutTable(dropout), global<T>(dx), dx.row_stride(),
                                    global<float>(bias_partials.tensor())};
+    if constexpr (sizeof(T) == 2) {
+      if (instance == kHeldBackward && shape.held_full(instance))
+        return launch_held<T, true>(context, instance, shape, operands, below);
+      if (instance == kHeldBackward) return launch_held<T, false>(context, instance, shape, operands, below);
+    }
     if (BackwardShape::is_spans(instance)) return launch_spans<T>(context, instance, shape, operands, below);
     launch_rows<T>(context, instance, shape, operands, below);
   });

@@ -98,18 +98,18 @@ TEST_F(BiasDropoutResidualNormGpu, HasTheBitsOfTheTwoOperators) {
     const char* norm;  // what layer_norm_forward is told to run; empty: nothing
     const char *forward, *backward;
   } shapes[] = {{67, 200, "", "one_sync_1", "xhat_1"},
-                {35, 512, "", "held", "spans_2"},
-                {35, 512, "one_sync_2", "one_sync_2", "spans_2"},
-                {35, 512, "spans_2", "spans_2", "spans_2"},
-                {9, 1024, "", "held", "spans_2"},
-                {9, 1024, "spans_4", "spans_4", "spans_2"},
+                {35, 512, "", "held", "held"},
+                {35, 512, "one_sync_2", "one_sync_2", "held"},
+                {35, 512, "spans_2", "spans_2", "held"},
+                {9, 1024, "", "held", "held"},
+                {9, 1024, "spans_4", "spans_4", "held"},
                 {5, 33, "", "one_sync_1", "xhat_1"},
                 {5, 1023, "", "apart", "apart"},
                 {3, 1280, "", "spans_5", "apart"},
                 {3, 1500, "", "apart", "apart"},
-                {3, 1504, "", "held", "spans_2"},
+                {3, 1504, "", "held", "held"},
                 {5, 600, "", "held", "spans_2"},
-                {3, 4096, "", "held", "spans_2"},
+                {3, 4096, "", "held", "held"},
                 {2, 40, "moments", "apart", "xhat_1"}};
   for (const auto& shape : shapes) {
     SCOPED_TRACE(fmt::format("{}x{} {}", shape.rows, shape.cols, shape.norm));

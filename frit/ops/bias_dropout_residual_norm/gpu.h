@@ -16,8 +16,9 @@ bool bias_dropout_residual_norm_forward_gpu(Context& context, const Tensor& x, c
                                             const Tensor& mean, const Tensor& rstd);
 
 // Instances (Context::force("bias_dropout_residual_norm_backward", name)): layer_norm_backward's xhat_1 and, for
-// rows of whole aligned vectors, spans_2 and spans_4, by its rule without held; the bits are those of
-// layer_norm_backward with the same instance. False, and nothing done, for rows that take another one, or if "apart" is
+// rows of whole aligned vectors, held, of two vectors a thread alone, spans_2 and spans_4: held where it can, by
+// layer_norm_backward's rule without held and held_wide else; the bits are those of layer_norm_backward with the same
+// instance. False, and nothing done, for rows that take another one, or if "apart" is
 // forced.
 // Cost: 1 launch, and one that adds partial sums for each of (dgamma, dbeta) and dbias; reads dy, s (and dresidual)
 // once, writes ds and dx once; barriers as there.

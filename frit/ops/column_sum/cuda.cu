@@ -27,9 +27,17 @@ FRIT_DEVICE void add_partials(const PartialSum<T>& sum, int64_t block) {
   const int64_t column = block * 32 + x;
   float mine = 0;
   if (column < sum.columns) {
-    const Global<const float> from = sum.partials + column;
-    FRIT_UNROLL_BY(8)
-    for (int64_t r = first; r < sum.rows; r += 32) mine += load(from, r * sum.stride);
+    constexpr int kAtOnce = 8;  // loads a thread has under way
+    const int rows = static_cast<int>(sum.rows);
+    FRIT_UNROLL_BY(1)
+    for (int r = first; r < rows; r += 32 * kAtOnce) {
+      const Global<const float> from = sum.partials + (column + r * sum.stride);
+      float v[kAtOnce];
+      FRIT_UNROLL
+      for (int u = 0; u < kAtOnce; ++u) v[u] = r + 32 * u < rows ? load(from, 32 * u * sum.stride) : 0.0f;
+      FRIT_UNROLL
+      for (int u = 0; u < kAtOnce; ++u) mine += v[u];
+    }
   }
   const Shared<float> tile = shared_array<float>(0);  // [32][33]: written along rows, read along columns
   store(tile, first * 33 + x, mine);

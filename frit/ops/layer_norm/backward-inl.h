@@ -19,7 +19,8 @@ template <bool whole = false>
 struct NoneBelow {
   static constexpr bool kDropped = false, kWhole = whole;  // are all rows known to be whole aligned vectors?
   static constexpr const char *kRowsKernel = "layer_norm_backward_xhat_kernel",
-                              *kSpansKernel = "layer_norm_backward_spans_kernel";
+                              *kSpansKernel = "layer_norm_backward_spans_kernel",
+                              *kHeldKernel = "layer_norm_backward_held_kernel";
 };
 // dz = mask/keep * dx, of dx as it is rounded, and dz's column sums, a row of partials [blocks, cols] a block. Both are
 // optional.
@@ -27,7 +28,8 @@ template <typename T>
 struct DroppedBelow {
   static constexpr bool kDropped = true, kWhole = true;  // what the spans kernel takes
   static constexpr const char *kRowsKernel = "bias_dropout_residual_norm_backward_rows_kernel",
-                              *kSpansKernel = "bias_dropout_residual_norm_backward_spans_kernel";
+                              *kSpansKernel = "bias_dropout_residual_norm_backward_spans_kernel",
+                              *kHeldKernel = "bias_dropout_residual_norm_backward_held_kernel";
   DropoutTable dropout;
   Global<T> dz;
   int64_t dz_stride;

@@ -34,6 +34,7 @@ enum BackwardInstance {
   kSpans4Backward,
   kSpans5Backward,
   kHeldBackward,
+  kHeldWideBackward,
   kDependence,
   kSlides,
   kColumnSerial,
@@ -43,10 +44,8 @@ enum BackwardInstance {
   kApart
 };
 
-// Warps of a block of held, whose lanes have `vectors` of a row: as many as have the registers for their columns' sums.
-constexpr int held_block_warps(int vectors) {
-  return vectors == 2 ? 16 : 12;
-}
+// Warps of a block of held, at most: as many as have the registers for their columns' sums.
+constexpr int kHeldBlockWarps = 16;
 
 // How a launch's blocks share out rows: `groups` of `warps` warps each take rows, a batch of them at a time.
 struct BackwardCut {
@@ -58,6 +57,7 @@ struct BackwardCut {
 struct BackwardShape {
   explicit BackwardShape(const Tensor& x);
   static bool is_spans(int i) { return i >= kSpans2Backward && i <= kSpans5Backward; }
+  static bool is_held(int i) { return i == kHeldBackward || i == kHeldWideBackward; }
 
   int64_t rows, cols, n;  // n: elements of a vector
   int64_t vectors;        // of a row that begins at one
@@ -69,8 +69,10 @@ struct BackwardShape {
   int widest() const;
   // Can spans i hold a row?
   bool spans_fit(int i) const;
-  // Vectors that a thread of `held` has of a row; 0 if it cannot hold it.
-  int held_vectors() const;
+  // Vectors that a thread of held or held_wide has of a row; 0 if it cannot hold it.
+  int held_vectors(int i) const;
+  // Do a row's whole vectors leave none of its warps' threads without one?
+  bool held_full(int i) const { return cols == int64_t{256} * held_vectors(i) * cut(i).warps; }
   // What runs if nothing is forced and nothing is known from timing, of all instances or of those but held. Functions
   // of the columns and the stride alone.
   int rule() const;
@@ -81,8 +83,8 @@ struct BackwardShape {
 
 // Starts layer_norm_backward's spans_2, spans_4 or spans_5. whole: all rows are whole aligned vectors.
 void start_backward_spans(Context& context, int i, const BackwardShape& shape, const LayerNormBackward& b, bool whole);
-// The same of held.
-void start_backward_held(Context& context, const BackwardShape& shape, const LayerNormBackward& b, bool whole);
+// The same of held and held_wide.
+void start_backward_held(Context& context, int i, const BackwardShape& shape, const LayerNormBackward& b, bool whole);
 
 }  // namespace layer_norm
 

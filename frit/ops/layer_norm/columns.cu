@@ -89,26 +89,52 @@ layer_norm_backward_tiled_kernel(Operands<T> o, Global<float> partials) {
   }
 }
 
-// A block takes 32 columns of partials: warp w adds the rows w, w + warps, ..., then warp 0 adds what the warps found.
+constexpr int kAtOnce = 8;  // loads a thread has under way
+
+// A block takes 32 columns of partials, a half of a warp a row's, two columns a lane: half h of a block adds the rows
+// h, h + halves, ..., then warp 0 adds what the warps found.
 template <typename T>
 FRIT_KERNEL(1024, 1)
-layer_norm_backward_add_partials_kernel(Global<const float> partials, int64_t pieces, int64_t cols, bool accumulate,
-                                        Global<T> dgamma, Global<T> dbeta) {
+layer_norm_backward_add_partials_kernel(Global<const float> partials, int64_t step, int pieces, int64_t cols,
+                                        bool accumulate, Global<T> dgamma, Global<T> dbeta) {
   wait_for_previous();
-  const int64_t column = block_index() * 32 + lane();
-  float sum = 0;
+  const int half = thread_index() / 16, halves = thread_count() / 16;
+  const int64_t begin = block_index() * 32, column = begin + lane() % 16 * 2, mine = begin + lane();
+  // What warp 0 writes.
+  const Global<T> to = mine < cols ? dgamma : dbeta;
+  const int64_t c = mine < cols ? mine : mine - cols;
+  const bool writes = warp() == 0 && mine < 2 * cols && to;
+  const float before = writes && accumulate ? widen(load(to, c)) : 0.0f;
+
+  Vec<float, 2> sum = {};
   if (column < 2 * cols) {
-    FRIT_UNROLL_BY(8)
-    for (int64_t p = warp(); p < pieces; p += warp_count()) sum += load(partials, p * 2 * cols + column);
+    Global<const float> from = partials + (half * 2 * cols + column);
+    FRIT_UNROLL_BY(1)
+    for (int p = half; p < pieces; p += kAtOnce * halves) {
+      Vec<float, 2> v[kAtOnce];
+      FRIT_UNROLL
+      for (int u = 0; u < kAtOnce; ++u) {
+        v[u] = {};
+        if (p + u * halves < pieces) v[u] = load_vec<2>(from, 0);
+        from = from + step;
+      }
+      FRIT_UNROLL
+      for (int u = 0; u < kAtOnce; ++u) sum[0] += v[u][0], sum[1] += v[u][1];
+    }
   }
+  FRIT_UNROLL
+  for (int i = 0; i < 2; ++i) sum[i] += shuffle_xor(sum[i], 16);
   const Shared<float> scratch = shared_array<float>(0);
-  store(scratch, thread_index(), sum);
+  if (lane() < 16) store_vec<2>(scratch, warp() * 32 + lane() * 2, sum);
   barrier();
-  if (warp() > 0 || column >= 2 * cols) return;
-  for (int w = 1; w < warp_count(); ++w) sum += load(scratch, w * 32 + lane());
-  const Global<T> to = column < cols ? dgamma : dbeta;
-  const int64_t c = column < cols ? column : column - cols;
-  if (to) store(to, c, convert<T>(accumulate ? widen(load(to, c)) + sum : sum));
+  if (!writes) return;
+  float total = 0;
+  FRIT_UNROLL_BY(1)
+  for (int w = 0; w < warp_count(); w += kAtOnce) {
+    FRIT_UNROLL
+    for (int u = 0; u < kAtOnce; ++u) total += w + u < warp_count() ? load(scratch, (w + u) * 32 + lane()) : 0.0f;
+  }
+  store(to, c, convert<T>(accumulate ? before + total : total));
 }
 
 int64_t over(int64_t a, int64_t b) {
@@ -153,14 +179,13 @@ void layer_norm_add_partials(Context& context, Buffer partials, bool accumulate,
                              const Tensor& dbeta) {
   if (dgamma.dtype() == dbeta.dtype() && leave_partial_sums(context, partials, accumulate, dgamma, dbeta)) return;
   const int64_t pieces = partials->dim(0), cols = partials->dim(1) / 2;
-  // A warp takes about 8 pieces.
-  const int warps = static_cast<int>(std::clamp<int64_t>(over(pieces, 8), 1, 32));
+  const int warps = static_cast<int>(std::clamp<int64_t>(over(pieces, 2 * kAtOnce), 1, 32));
   const auto add = [&](const Tensor& gamma, const Tensor& beta) {
     dispatch_float(gamma.defined() ? gamma.dtype() : beta.dtype(), [&](auto type) {
       using T = decltype(type);
       launch(context, "layer_norm_backward_add_partials_kernel", layer_norm_backward_add_partials_kernel<T>,
-             {over(2 * cols, 32), warps * 32, warps * 128}, global<const float>(partials), pieces, cols, accumulate,
-             global<T>(gamma), global<T>(beta));
+             {over(2 * cols, 32), warps * 32, warps * 128}, global<const float>(partials), warps * 4 * cols, pieces,
+             cols, accumulate, global<T>(gamma), global<T>(beta));
     });
   };
   if (dgamma.dtype() == dbeta.dtype()) return add(dgamma, dbeta);
