@@ -1,6 +1,8 @@
 #include "frit/ops/beam_select/gpu.h"
 #include "frit/simt/early.h"
 #include "frit/simt/launch.h"
+#include "frit/simt/warp_max.h"
+#include "frit/simt/warp_sum.h"
 
 namespace frit {
 namespace {
@@ -62,14 +64,18 @@ struct Row {
   // The whole ones of the vectors v + u * kThreads; -inf for others.
   FRIT_DEVICE void load_batch(int v, Vec<T, N> (&x)[kBatch<T>]) const {
     FRIT_UNROLL
-    for (int u = 0; u < kBatch<T>; ++u) {
-      if (v + u * kThreads < whole_end) {
-        x[u] = load_vec<N>(at, column(v + u * kThreads));
-      } else {
-        FRIT_UNROLL
-        for (int i = 0; i < N; ++i) x[u][i] = convert<T>(-INFINITY);
-      }
+    for (int u = 0; u < kBatch<T>; ++u) x[u] = load_whole(v + u * kThreads);
+  }
+  // Vector v, if it is a whole one; else -inf.
+  FRIT_DEVICE Vec<T, N> load_whole(int v) const {
+    Vec<T, N> x;
+    if (v < whole_end) {
+      x = load_vec<N>(at, column(v));
+    } else {
+      FRIT_UNROLL
+      for (int i = 0; i < N; ++i) x[i] = convert<T>(-INFINITY);
     }
+    return x;
   }
   // For which u that is the row's last vector, if that is not whole; -1: for none.
   FRIT_DEVICE int partial_in_batch(int v) const {
@@ -95,7 +101,11 @@ struct Row {
   // f(value, column) for the elements of vector v that lie in the row.
   template <typename F>
   FRIT_DEVICE void each(int v, F&& f) const {
-    const Vec<T, N> x = load(v);
+    each(v, load(v), f);
+  }
+  // The same; x: the vector.
+  template <typename F>
+  FRIT_DEVICE void each(int v, const Vec<T, N>& x, F&& f) const {
     FRIT_UNROLL
     for (int i = 0; i < N; ++i)
       if (column(v) + i >= 0 && column(v) + i < columns) f(candidate(widen(x[i])), column(v) + i);
@@ -116,7 +126,9 @@ FRIT_DEVICE float first_logit(const Row<T>& row) {
   return lane() < row.columns ? widen(load(row.at, lane())) : -INFINITY;
 }
 FRIT_DEVICE Reference reference_of(float first) {
-  const float most = warp_max(first > -INFINITY && first < INFINITY ? first : -INFINITY);
+  const auto rising = [](int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+  const float finite = first > -INFINITY && first < INFINITY ? first : -INFINITY;
+  const float most = std::bit_cast<float>(rising(warp_max_int(rising(std::bit_cast<int32_t>(finite)))));
   return Reference(most > -INFINITY ? most : 0.0f);
 }
 
@@ -182,29 +194,31 @@ FRIT_DEVICE void add_batch(Scan<kVecOf<T>>& scan, const Row<T>& row, int v, cons
                            float about, int ahead, int b) {
   constexpr int N = kVecOf<T>, kLast = kBatch<T> - 1;
   Largest<T> largest;
+  // Vectors behind the row's end would add zeros.
+  const int left = row.vectors - (v - thread_index());
   FRIT_UNROLL
-  for (int u = 0; u < kLast; ++u) scan.add(x[u], about, largest);
-  // The vectors behind the row's last one have added zeros.
+  for (int u = 0; u < kLast; ++u)
+    if (u == 0 || u * kThreads < left) scan.add(x[u], about, largest);
   const int partial = row.partial_in_batch(v);
   if (partial >= 0 && partial < kLast) scan.add(row.partial_vector(), about, largest);
   if (ahead < N) scan.take(ahead, N);
-  scan.add(x[kLast], about, largest);
+  if (kLast * kThreads < left) scan.add(x[kLast], about, largest);
   if (partial == kLast) scan.add(row.partial_vector(), about, largest);
   scan.take(0, ahead);
   scan.note(largest.get(), b);
 }
-// A batch of whole vectors; those of the next, which begins at `next`, take their places one by one, so that as many as
-// registers hold are always on their way.
-template <typename T>
-FRIT_DEVICE void add_whole_batch(Scan<kVecOf<T>>& scan, const Global<const T>& next, Vec<T, kVecOf<T>> (&x)[kBatch<T>],
-                                 float about, int ahead, int b) {
+// A batch of whole vectors; those of the next, next(u), take their places one by one, so that as many as registers hold
+// are always on their way.
+template <typename T, typename F>
+FRIT_DEVICE void add_whole_batch(Scan<kVecOf<T>>& scan, F&& next, Vec<T, kVecOf<T>> (&x)[kBatch<T>], float about,
+                                 int ahead, int b) {
   constexpr int N = kVecOf<T>, kLast = kBatch<T> - 1;
   Largest<T> largest;
   FRIT_UNROLL
   for (int u = 0; u <= kLast; ++u) {
     if (u == kLast && ahead < N) scan.take(ahead, N);
     scan.add(x[u], about, largest);
-    x[u] = load_vec<N>(next, u * kThreads * N);
+    x[u] = next(u);
   }
   scan.take(0, ahead);
   scan.note(largest.get(), b);
@@ -223,6 +237,16 @@ FRIT_DEVICE Scan<kVecOf<T>> rescan(const Row<T>& row, float about) {
 FRIT_DEVICE int sum_bits(int columns) {
   const int bits = leading_zeros(static_cast<uint32_t>(columns)) + 28;  // 2^(60 - log2(columns)), or more finely
   return bits < 40 ? bits : 40;
+}
+
+// The sum of the warp's numbers, none of which is negative.
+FRIT_DEVICE int64_t warp_sum_whole(int64_t x) {
+  constexpr int kPart = 27;  // 32 numbers of so many bits have a sum below 2^32
+  const uint64_t bits = static_cast<uint64_t>(x);
+  const auto part = [&](int i) {
+    return uint64_t{warp_sum_uint(static_cast<uint32_t>(bits >> (i * kPart)) & ((1u << kPart) - 1))} << (i * kPart);
+  };
+  return static_cast<int64_t>(part(0) + part(1) + part(2));
 }
 
 // The sum of a row's exponentials, in pieces: value * 2^shift.
@@ -254,8 +278,7 @@ FRIT_DEVICE RowSum store_sums(const Row<T>& row, Scan<kVecOf<T>> scan, Reference
     bad |= scan.slots[i] != scan.slots[i];
     whole += static_cast<int64_t>(counts && scan.slots[i] == scan.slots[i] ? scan.slots[i] * unit : 0.0f);
   }
-  FRIT_UNROLL
-  for (int bits = 16; bits > 0; bits /= 2) whole += shuffle_xor(whole, bits);
+  whole = warp_sum_whole(whole);
   const bool any_bad = ballot(bad) != 0;
   if (lane() == 0) {
     store(shared_array<int64_t>(kSumsAt), warp(), whole);
@@ -376,15 +399,15 @@ FRIT_DEVICE void select_by_groups(const Row<T>& row, const Scan<kVecOf<T>>& scan
 
   // Collects the logits from R on. Only threads whose maximum reaches R have any, and most of them in one batch, which
   // kBatch lanes read again: those of several threads together, so that a warp waits for memory once.
-  const auto collect = [&](int v) {
-    row.each(v, [&](float value, int column) {
-      if (!(value >= threshold)) return;
-      const uint32_t position = atomic_add(counter, 0, 1u);
-      if (position < kBeamSelectCapacity) store(keys, position, key_of(value, column));
-    });
+  const auto collect = [&](float value, int column) {
+    if (!(value >= threshold)) return;
+    const uint32_t position = atomic_add(counter, 0, 1u);
+    if (position < kBeamSelectCapacity) store(keys, position, key_of(value, column));
   };
   constexpr int kTogether = kWarpSize / kBatch<T>;
-  for (uint32_t holders = ballot(scan.top >= threshold && scan.second < threshold); holders != 0;) {
+  uint32_t holders = ballot(scan.top >= threshold && scan.second < threshold);
+  // The lane's vector of the next holders; row.vectors if there are not so many.
+  const auto next_vector = [&] {
     uint32_t mine = holders;
     FRIT_UNROLL
     for (int i = 1; i < kTogether; ++i)
@@ -393,12 +416,24 @@ FRIT_DEVICE void select_by_groups(const Row<T>& row, const Scan<kVecOf<T>>& scan
     for (int i = 0; i < kTogether; ++i) holders &= holders - 1;
     const int holder = mine != 0 ? find_first_set(mine) - 1 : 0, b = shuffle(scan.where, holder);
     const int v = row.whole_begin + warp() * kWarpSize + holder + (b * kBatch<T> + lane() % kBatch<T>)*kThreads;
-    if (mine != 0 && v < row.vectors) collect(v);
+    return mine != 0 && v < row.vectors ? v : row.vectors;
+  };
+  // The first ones are on their way while the sums are made.
+  const int first_vector = next_vector();
+  const auto first_values = row.load_whole(first_vector);
+  const RowSum sum = store_sums(row, scan, reference, top);
+  if (first_vector < row.whole_end)
+    row.each(first_vector, first_values, collect);
+  else if (first_vector < row.vectors)
+    row.each(first_vector, collect);
+  while (holders != 0) {
+    const int v = next_vector();
+    if (v < row.vectors) row.each(v, collect);
   }
   // In more than one: the warp reads all columns of such a thread.
   for (uint32_t holders = ballot(scan.second >= threshold); holders != 0; holders &= holders - 1)
-    row.each_vector_of(warp() * kWarpSize + find_first_set(holders) - 1, lane(), kWarpSize, collect);
-  const RowSum sum = store_sums(row, scan, reference, top);
+    row.each_vector_of(warp() * kWarpSize + find_first_set(holders) - 1, lane(), kWarpSize,
+                       [&](int v) { row.each(v, collect); });
   barrier();
 
   const uint32_t found = load(counter, 0);
@@ -457,14 +492,16 @@ beam_select_forward_groups_kernel(Global<const T> logits, int64_t stride, int co
   Global<const T> next = row.at + row.column(v);
   for (; row.whole_begin + (b + 2) * kStep <= row.whole_end; ++b, v += kStep) {
     next = next + kStep * N;
-    add_whole_batch<T>(scan, next, x, reference.about, ahead, b);
+    add_whole_batch<T>(
+        scan, [&](int u) { return load_vec<N>(next, u * kThreads * N); }, x, reference.about, ahead, b);
   }
-  for (;; ++b) {
-    add_batch<T>(scan, row, v, x, reference.about, ahead, b);
+  if (row.whole_begin + (b + 1) * kStep <= row.whole_end && row.whole_begin + (b + 1) * kStep < row.vectors) {
     v += kStep;
-    if (v >= row.vectors) break;
-    row.load_batch(v, x);
+    add_whole_batch<T>(
+        scan, [&](int u) { return row.load_whole(v + u * kThreads); }, x, reference.about, ahead, b);
+    ++b;
   }
+  add_batch<T>(scan, row, v, x, reference.about, ahead, b);
   scan.take(0, N);
   select_by_groups(row, scan, reference, r, count, groups, results);
 }

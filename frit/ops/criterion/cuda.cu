@@ -1,5 +1,8 @@
 #include "frit/ops/criterion/gpu.h"
+#include "frit/simt/columns.h"
 #include "frit/simt/launch.h"
+#include "frit/simt/warp_max.h"
+#include "frit/simt/warp_sum.h"
 
 namespace frit {
 namespace {
@@ -93,7 +96,8 @@ FRIT_DEVICE float power_of_two(int e) {
 
 constexpr int kSumBits = 40;    // an exponential is at most 1, about: its unit is 2^-40
 constexpr int kRowBits = 17;    // rows are shorter than 2^17 columns
-constexpr int kTotalBits = 61;  // the sum of a row's logits stays below 2^61 units
+constexpr int kTotalBits = 57;  // the sum of a row's logits stays below 2^57 units, as that of the exponentials does
+constexpr int kLowBits = 27;    // 32 numbers of so many bits have a sum below 2^32
 
 struct RowSums {
   int64_t exponentials = 0, logits = 0;
@@ -110,23 +114,31 @@ FRIT_DEVICE int total_bits(float size) {
 template <int N>
 FRIT_DEVICE RowSums whole_numbers(const float (&sums)[N], const float (&totals)[N], float size) {
   RowSums s;
-  const float unit = power_of_two(kSumBits), total_unit = power_of_two(total_bits(size < INFINITY ? size : 0.0f));
+  float all = 0;
   FRIT_UNROLL
-  for (int i = 0; i < N; ++i) {
-    const bool good = sums[i] <= 4194304.0f;  // false for NaN; 2^22: as a whole number below 2^62
-    s.bad |= !good;
-    s.exponentials += static_cast<int64_t>(good ? sums[i] * unit : 0.0f);
-    s.logits += static_cast<int64_t>(good && size < INFINITY ? totals[i] * total_unit : 0.0f);
-  }
+  for (int i = 0; i < N; ++i) all += sums[i];
+  s.bad = !(all <= 131072.0f);  // false for NaN, which a NaN among the logits leads to
+  if (s.bad) return s;
+  FRIT_UNROLL
+  for (int i = 0; i < N; ++i) s.exponentials += static_cast<int64_t>(sums[i] * power_of_two(kSumBits));
+  if (!(size < INFINITY)) return s;
+  const float unit = power_of_two(total_bits(size));
+  FRIT_UNROLL
+  for (int i = 0; i < N; ++i) s.logits += static_cast<int64_t>(totals[i] * unit);
   return s;
 }
+// The sum of the warp's numbers, which is in [-2^58, 2^58).
 FRIT_DEVICE int64_t warp_sum_whole(int64_t x) {
-  FRIT_UNROLL
-  for (int bits = 16; bits > 0; bits /= 2) x += shuffle_xor(x, bits);
-  return x;
+  const uint64_t bits = static_cast<uint64_t>(x);
+  const uint32_t low = warp_sum_uint(static_cast<uint32_t>(bits) & ((1u << kLowBits) - 1));
+  const uint32_t high = warp_sum_uint(static_cast<uint32_t>(bits >> kLowBits));
+  return static_cast<int64_t>(static_cast<uint64_t>(static_cast<int32_t>(high)) << kLowBits) + low;
 }
-FRIT_DEVICE RowSums warp_sum_whole(const RowSums& x) {
-  return {warp_sum_whole(x.exponentials), warp_sum_whole(x.logits), ballot(x.bad) != 0};
+
+// The largest of the warp's numbers, none of which is NaN.
+FRIT_DEVICE float warp_largest(float x) {
+  const auto rising = [](int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+  return std::bit_cast<float>(rising(warp_max_int(rising(std::bit_cast<int32_t>(x)))));
 }
 
 // What the row's gradient and losses follow from. Exponentials are 2^(x * kLog2E - about).
@@ -135,13 +147,13 @@ struct Row {
   float sum;   // of the exponentials
   float mean;  // of the logits
 };
-FRIT_DEVICE Row row_of(float top, float bottom, const RowSums& sums, int columns) {
-  const float size = fmaxf(fabsf(top), fabsf(bottom));
-  Row row{top, top * kLog2E, kNaN, -INFINITY};
-  if (!sums.bad) row.sum = static_cast<float>(sums.exponentials) * power_of_two(-kSumBits);
-  if (size < INFINITY)
-    row.mean = static_cast<float>(sums.logits) * power_of_two(-total_bits(size)) / static_cast<float>(columns);
-  return row;
+FRIT_DEVICE float sum_of(int64_t exponentials, bool bad) {
+  return bad ? kNaN : static_cast<float>(exponentials) * power_of_two(-kSumBits);
+}
+// `logits`: their sum; size: of the largest.
+FRIT_DEVICE float mean_of(int64_t logits, float size, int columns) {
+  if (!(size < INFINITY)) return -INFINITY;
+  return static_cast<float>(logits) * power_of_two(-total_bits(size)) / static_cast<float>(columns);
 }
 
 FRIT_DEVICE float exponential(float x, float about) {
@@ -163,7 +175,12 @@ FRIT_DEVICE Losses losses_of(const Row& row, float label_logit, float smoothing)
 struct Gradient {
   float about, factor, shift;
   FRIT_DEVICE Gradient(const Row& row, float smoothing, float scale, int columns)
-      : about(row.about), factor(scale / row.sum), shift(-smoothing / static_cast<float>(columns) * scale) {}
+      : Gradient(row.about, row.sum, scale, shift_of(smoothing, scale, columns)) {}
+  FRIT_DEVICE Gradient(float about, float sum, float scale, float shift)
+      : about(about), factor(scale / sum), shift(shift) {}
+  FRIT_DEVICE static float shift_of(float smoothing, float scale, int columns) {
+    return -smoothing / static_cast<float>(columns) * scale;
+  }
   FRIT_DEVICE float operator()(float x) const { return fmaf(exponential(x, about), factor, shift); }
 };
 FRIT_DEVICE float label_gradient(const Row& row, float x, float smoothing, float scale, int columns) {
@@ -212,9 +229,9 @@ criterion_forward_row_per_warp_kernel(Global<T> logits, int64_t stride, int colu
     const Vec<float, N> v = values<has_bias>(x[j], bias, column_of(j), columns);
     each_inside<N>(column_of(j), columns, [&](int i) { top = fmaxf(top, v[i]), bottom = fminf(bottom, v[i]); });
   }
-  top = warp_max(top), bottom = -warp_max(-bottom);
+  top = warp_largest(top), bottom = -warp_largest(-bottom);
   float sums[N] = {}, totals[N] = {};
-  const float about = top * kLog2E;
+  const float about = top * kLog2E, size = fmaxf(fabsf(top), fabsf(bottom));
   float label_logit = 0;
   FRIT_UNROLL
   for (int j = 0; j < kWarpVectors; ++j) {
@@ -225,8 +242,9 @@ criterion_forward_row_per_warp_kernel(Global<T> logits, int64_t stride, int colu
       if (column_of(j) + i == label) label_logit = v[i];
     });
   }
-  const Row result =
-      row_of(top, bottom, warp_sum_whole(whole_numbers(sums, totals, fmaxf(fabsf(top), fabsf(bottom)))), columns);
+  const RowSums part = whole_numbers(sums, totals, size);
+  const Row result{top, about, sum_of(warp_sum_whole(part.exponentials), ballot(part.bad) != 0),
+                   mean_of(warp_sum_whole(part.logits), size, columns)};
   // The lane that has the label's column ends the row.
   const bool mine = (label + shift) / N % kWarpSize == lane();
   if (mine) {
@@ -250,45 +268,53 @@ criterion_forward_row_per_warp_kernel(Global<T> logits, int64_t stride, int colu
 // ---- A block a row, the row in shared memory ----
 // Scratch in front of the row: whole-number sums of 32 warps, maxima and minima, flags.
 constexpr int kSumsAt = 0, kExtremesAt = 512, kFlagsAt = 768, kRowAt = 896;
+constexpr int kLineBytes = 128;
 
 constexpr int shared_threads(bool has_bias) {
   return has_bias ? 320 : 512;
 }
 
 // A thread reads from shared memory only what it brought there itself: the 16 bytes of the row at (thread + k *
-// threads) * 16. So the copies need no barrier, and the next row's begin as soon as a vector of this one is done: they
-// and the stores of one block fill the time that another block computes in.
+// threads) * 16, from the row's first line of 128 bytes on, so that a warp moves whole lines. So the copies need no
+// barrier, and the next row's begin as soon as a vector of this one is done: they and the stores of one block fill the
+// time that another block computes in.
 template <typename T, bool has_bias>
 FRIT_KERNEL(shared_threads(has_bias), (has_bias ? 2 : 3))
 criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int columns, int64_t rows, Bias<T> bias,
                                        Global<const int32_t> labels, float smoothing, Global<const float> scale,
-                                       Global<float> loss, Global<float> nll, int multiprocessors) {
+                                       Global<float> loss, Global<float> nll, Divider by_threads, int multiprocessors) {
   wait_for_previous();
-  constexpr int N = kVecOf<T>;
+  constexpr int N = kVecOf<T>, kLine = kLineBytes / static_cast<int>(sizeof(T));
   const Shared<int64_t> sums_scratch = shared_array<int64_t>(kSumsAt);
   const Shared<float> extremes_scratch = shared_array<float>(kExtremesAt);
   const Shared<uint32_t> flags_scratch = shared_array<uint32_t>(kFlagsAt);
   const Shared<T> held = shared_array<T>(kRowAt);
   const int me = thread_index(), threads = thread_count(), warps = warp_count();
-  const float s = scale ? load(scale, 0) : 0.0f;
-  // Of a row that begins `shift` elements behind a multiple of 16 bytes.
+  const float s = scale ? load(scale, 0) : 0.0f, gradient_shift = Gradient::shift_of(smoothing, s, columns);
+  // Elements of the row's first line that lie before it.
+  const auto shift_of = [&](const Global<T>& row) {
+    return static_cast<int>(static_cast<uint32_t>(row.address()) / sizeof(T) % kLine);
+  };
+  // Of a row that begins `shift` elements behind a line's begin.
   const auto vectors_of = [&](int shift) { return (columns + shift + N - 1) / N; };
   const auto is_whole = [&](int v, int shift) { return v * N >= shift && (v + 1) * N - shift <= columns; };
+  const auto owner_of = [&](int v) {
+    return v - static_cast<int>(by_threads(static_cast<uint32_t>(v)) * by_threads.divisor);
+  };
   const auto fetch_whole = [&](const Global<T>& row, int shift, int v) {
-    if (is_whole(v, shift)) copy_async16(held, static_cast<int64_t>(v) * N, row, static_cast<int64_t>(v) * N - shift);
+    if (is_whole(v, shift)) copy_async16(held, v * N, row, v * N - shift);
   };
   // The first and the last vector, if they are not whole; then all copies are on their way.
   const auto fetch_ends = [&](const Global<T>& row, int shift) {
-    const int last = vectors_of(shift) - 1;
+    const int first = shift / N, last = vectors_of(shift) - 1;
     copy_async_commit();
-    if (me == 0 && !is_whole(0, shift)) store_vec<N>(held, 0, load_span<N>(row, -shift, columns, T()));
-    if (last > 0 && me == last % threads && !is_whole(last, shift))
-      store_vec<N>(held, static_cast<int64_t>(last) * N,
-                   load_span<N>(row, static_cast<int64_t>(last) * N - shift, columns, T()));
+    if (me == first && !is_whole(first, shift))
+      store_vec<N>(held, first * N, load_span<N>(row, first * N - shift, columns, T()));
+    if (last > first && !is_whole(last, shift) && me == owner_of(last))
+      store_vec<N>(held, last * N, load_span<N>(row, last * N - shift, columns, T()));
   };
-
   const auto fetch = [&](const Global<T>& row) {
-    const int shift = row_shift(row), vectors = vectors_of(shift);
+    const int shift = shift_of(row), vectors = vectors_of(shift);
     for (int v = me; v < vectors; v += threads) fetch_whole(row, shift, v);
     fetch_ends(row, shift);
   };
@@ -298,31 +324,31 @@ criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int col
   if (!dead(label, columns)) fetch(logits + r * stride);
   // Blocks that share a multiprocessor begin together; so that they do not go on in step, all computing and all waiting
   // for memory at the same time, the second of them fetches its second row late, the third its second and third.
-  int64_t late = block_index() / multiprocessors;
+  int late = static_cast<int>(block_index()) / multiprocessors;
   for (int64_t next; r < rows; r = next, --late) {
     next = r + block_count();
     const Global<T> row = logits + r * stride, next_row = logits + (next < rows ? next : r) * stride;
-    const int shift = row_shift(row), vectors = vectors_of(shift), next_shift = row_shift(next_row);
+    const int shift = shift_of(row), vectors = vectors_of(shift), next_shift = shift_of(next_row);
     const int next_label = next < rows ? load(labels, next) : -1;
-    const bool next_dead = dead(next_label, columns);
-    const int next_vectors = next_dead || late > 0 ? 0 : vectors_of(next_shift);
+    const bool next_dead = dead(next_label, columns), fetching = !next_dead && late <= 0;
+    const int next_vectors = fetching ? vectors_of(next_shift) : 0;
     if (dead(label, columns)) {
       if (me == 0) store(loss, r, dead_losses(label).loss), store(nll, r, dead_losses(label).nll);
       for (int v = me; v < vectors || v < next_vectors; v += threads) {
         if (scale && v < vectors)
-          store_span<N, Cache::kStream>(row, static_cast<int64_t>(v) * N - shift, columns,
-                                        from_float<T>(Vec<float, N>{}));
+          store_span<N, Cache::kStream>(row, v * N - shift, columns, from_float<T>(Vec<float, N>{}));
         if (v < next_vectors) fetch_whole(next_row, next_shift, v);
       }
     } else {
       copy_async_wait<0>();
       // Vectors that lie in the row in part are two threads' at most; all others need no look at the row's ends.
-      const int whole_begin = shift > 0 ? 1 : 0, whole_end = (columns + shift) / N;
-      const bool first_mine = me < whole_begin;
-      const bool last_mine = whole_end < vectors && whole_end >= whole_begin && me == whole_end % threads;
+      const int first = shift / N, whole_begin = (shift + N - 1) / N, whole_end = (columns + shift) / N;
+      const int begin = me < whole_begin ? me + threads : me;
+      const bool first_mine = first < whole_begin && me == first;
+      const bool last_mine = whole_end < vectors && whole_end >= whole_begin && me == owner_of(whole_end);
       const auto each_vector = [&](auto&& part, auto&& whole) {
-        if (first_mine) part(0);
-        for (int v = first_mine ? threads : me; v < whole_end; v += threads) whole(v);
+        if (first_mine) part(first);
+        for (int v = begin; v < whole_end; v += threads) whole(v);
         if (last_mine) part(whole_end);
       };
       const auto held_at = [&](int v) { return load_vec<N>(held, v * N); };
@@ -346,16 +372,16 @@ criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int col
             }
           });
       if constexpr (sizeof(T) == 2 && !has_bias) top = fmaxf(top, pairs.top()), bottom = fminf(bottom, pairs.bottom());
-      top = warp_max(top), bottom = -warp_max(-bottom);
+      top = warp_largest(top), bottom = -warp_largest(-bottom);
       if (lane() == 0) store(extremes_scratch, warp(), top), store(extremes_scratch, 32 + warp(), bottom);
       barrier();
-      top = warp_max(lane() < warps ? load(extremes_scratch, lane()) : -INFINITY);
-      bottom = -warp_max(lane() < warps ? -load(extremes_scratch, 32 + lane()) : -INFINITY);
+      top = warp_largest(lane() < warps ? load(extremes_scratch, lane()) : -INFINITY);
+      bottom = -warp_largest(lane() < warps ? -load(extremes_scratch, 32 + lane()) : -INFINITY);
+      const float about = top * kLog2E, size = fmaxf(fabsf(top), fabsf(bottom));
 
       RowSums sums;
       {
         float slots[N] = {}, totals[N] = {};
-        const float about = top * kLog2E;
         each_vector(
             [&](int v) {
               const Vec<float, N> x = values_at(v);
@@ -367,55 +393,75 @@ criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int col
               FRIT_UNROLL
               for (int i = 0; i < N; ++i) slots[i] += exponential(x[i], about), totals[i] += x[i];
             });
-        sums = warp_sum_whole(whole_numbers(slots, totals, fmaxf(fabsf(top), fabsf(bottom))));
+        sums = whole_numbers(slots, totals, size);
       }
+      sums = {warp_sum_whole(sums.exponentials), warp_sum_whole(sums.logits), ballot(sums.bad) != 0};
       if (lane() == 0) {
         store(sums_scratch, warp(), sums.exponentials), store(sums_scratch, 32 + warp(), sums.logits);
         store(flags_scratch, warp(), sums.bad ? 1u : 0u);
       }
       barrier();
-      sums = {};
-      if (lane() < warps)
-        sums = {load(sums_scratch, lane()), load(sums_scratch, 32 + lane()), load(flags_scratch, lane()) != 0};
-      const Row result = row_of(top, bottom, warp_sum_whole(sums), columns);
+      const bool holds = lane() < warps;
+      const float sum = sum_of(warp_sum_whole(holds ? load(sums_scratch, lane()) : 0),
+                               ballot(holds && load(flags_scratch, lane()) != 0) != 0);
 
       // The thread that has the label's column ends the row; it takes the logit before the next row's may land on it.
-      const bool mine = (label + shift) / N % threads == me;
+      const int owner = owner_of((label + shift) / N);
+      const bool mine = owner == me;
       float label_logit = 0;
+      const int64_t all_logits = warp_sum_whole(holds ? load(sums_scratch, 32 + lane()) : 0);
       if (mine) {
         label_logit = widen(load(held, label + shift));
         if constexpr (has_bias)
           label_logit += bias.f32 ? load(bias.f32, label) : bias.same ? widen(load(bias.same, label)) : 0.0f;
       }
-      const Gradient gradient(result, smoothing, s, columns);
-      const auto gradients_at = [&](int v) {
-        Vec<float, N> x = values_at(v);
+      const Gradient gradient(about, sum, s, gradient_shift);
+      const auto gradients_of = [&](const Vec<T, N>& logits_there, int v) {
+        Vec<float, N> x = values<has_bias>(logits_there, bias, v * N - shift, columns);
         FRIT_UNROLL
         for (int i = 0; i < N; ++i) x[i] = gradient(x[i]);
         return from_float<T>(x);
       };
       // Of this row's and of the next one's vectors: those that are whole in both, and the others.
-      const bool fetching = next_vectors > 0;
+      const int next_begin = fetching ? (next_shift + N - 1) / N : 0;
       const int next_end = fetching ? (columns + next_shift) / N : whole_end;
+      const int both_begin = next_begin > whole_begin ? next_begin : whole_begin;
       const int both_end = !scale ? 0 : next_end < whole_end ? next_end : whole_end;
-      const int both_begin = shift > 0 || next_shift > 0 ? 1 : 0;
-      const Global<T> row_begin = row + -shift, next_begin = next_row + -next_shift;
-      for (int v = me; v < vectors || v < next_vectors; v += threads) {
-        if (v >= both_begin && v < both_end) {
-          store_vec<N, Cache::kStream>(row_begin, v * N, gradients_at(v));
-          if (fetching) copy_async16(held, v * N, next_begin, v * N);
+      const auto other = [&](int v) {
+        if (scale && v >= first && v < vectors)
+          store_span<N, Cache::kStream>(row, v * N - shift, columns, gradients_of(held_at(v), v));
+        if (v < next_vectors) fetch_whole(next_row, next_shift, v);
+      };
+      int v = me;
+      if (v < both_begin) other(v), v += threads;
+      if (v < both_end) {
+        Global<T> to = row + (v * N - shift), from = next_row + (v * N - next_shift);
+        Shared<T> at = held + v * N;
+        if (fetching) {
+          FRIT_UNROLL_BY(1)
+          for (; v < both_end; v += threads) {
+            store_vec<N, Cache::kStream>(to, 0, gradients_of(load_vec<N>(at, 0), v));
+            copy_async16(at, 0, from, 0);
+            to = to + threads * N, from = from + threads * N, at = at + threads * N;
+          }
         } else {
-          if (scale && v < vectors) store_span<N, Cache::kStream>(row, v * N - shift, columns, gradients_at(v));
-          if (v < next_vectors) fetch_whole(next_row, next_shift, v);
+          FRIT_UNROLL_BY(1)
+          for (; v < both_end; v += threads) {
+            store_vec<N, Cache::kStream>(to, 0, gradients_of(load_vec<N>(at, 0), v));
+            to = to + threads * N, at = at + threads * N;
+          }
         }
       }
+      FRIT_UNROLL_BY(1)
+      for (; v < vectors || v < next_vectors; v += threads) other(v);
       if (mine) {
+        const Row result{top, about, sum, mean_of(all_logits, size, columns)};
         const Losses losses = losses_of(result, label_logit, smoothing);
         store(loss, r, losses.loss), store(nll, r, losses.nll);
         if (scale) store(row, label, convert<T>(label_gradient(result, label_logit, smoothing, s, columns)));
       }
     }
-    if (next_vectors > 0)
+    if (fetching)
       fetch_ends(next_row, next_shift);
     else if (!next_dead)
       fetch(next_row);
@@ -532,7 +578,8 @@ void run(Context& context, const Tensor& logits, const Tensor& bias, const Tenso
     launch(context, "criterion_forward_row_in_shared_kernel", kernel,
            {block.blocks(rows, context.gpu().shared_bytes_limit(), context.gpu().multiprocessors()), block.threads,
             block.shared_bytes},
-           x, stride, columns, rows, b, l, smoothing, s, out, out_nll, context.gpu().multiprocessors());
+           x, stride, columns, rows, b, l, smoothing, s, out, out_nll, Divider(block.threads),
+           context.gpu().multiprocessors());
   } else {
     launch(context, "criterion_forward_row_twice_kernel", criterion_forward_row_twice_kernel<T>,
            {rows, kCriterionTwoPassThreads, 96 * 4}, x, stride, columns, b, l, smoothing, s, out, out_nll);
@@ -542,8 +589,9 @@ void run(Context& context, const Tensor& logits, const Tensor& bias, const Tenso
 }  // namespace
 
 CriterionBlock CriterionBlock::of(int64_t vocabulary, DType dtype, bool bias) {
-  // Vectors of a row that begins as far behind a multiple of 16 bytes as it can; about 8 a thread.
-  const int64_t n = 16 / size_of(dtype), vectors = (vocabulary + 2 * n - 2) / n, threads = (vectors + 255) / 256 * 32;
+  // Vectors of a row that begins as far behind a line's begin as it can; about 8 a thread.
+  const int64_t n = 16 / size_of(dtype), before = kLineBytes / size_of(dtype) - 1;
+  const int64_t vectors = (vocabulary + before + n - 1) / n, threads = (vectors + 255) / 256 * 32;
   const int64_t most = shared_threads(bias);
   return {static_cast<int>(threads < 64 ? 64 : threads > most ? most : threads), kRowAt + vectors * 16};
 }

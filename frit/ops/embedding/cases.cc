@@ -118,15 +118,18 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
       tokens * (4 + width * size) + (vocabulary + (learned ? places : 0)) * width * size_of(o.gradient)};
 
   // On a GPU: a warp of four tokens reads their ids, the last offset in every lane, the offsets once to find their
-  // sequences (fewer than 32), and their rows.
+  // sequences (fewer than 32), and their rows; one that has 512 columns of eight tokens the same, but not all of a row.
   const int64_t sequences = static_cast<int64_t>(lengths.size());
-  const int64_t warps = (tokens + kEmbeddingTokens - 1) / kEmbeddingTokens;
+  const int64_t parts = size == 2 ? (width + kEmbeddingColumns - 1) / kEmbeddingColumns : 1;
+  const int64_t of_a_warp = size == 2 ? kEmbeddingColumnTokens : kEmbeddingTokens;
+  const int64_t warps = (tokens + of_a_warp - 1) / of_a_warp * parts;
   const bool aligned = width * size % 16 == 0 && o.stride == 0, found = o.positions && !o.position_ids;
   c.forward_gpu.launches = tokens * width > 0;
   c.forward_gpu.barriers = c.forward_gpu.atomics = c.forward_gpu.scratch_bytes = 0;
   if (aligned && width > 0 && o.tail == 0 && sequences < 32) {
-    c.forward_gpu.read_bytes = tokens * 4 + warps * 32 * 4 + (found ? warps * (sequences + 1) * 4 : 0) +
-                               (o.position_ids ? tokens * 4 : 0) + tokens * width * size * (o.positions ? 2 : 1);
+    c.forward_gpu.read_bytes = tokens * parts * 4 + warps * 32 * 4 + (found ? warps * (sequences + 1) * 4 : 0) +
+                               (o.position_ids ? tokens * parts * 4 : 0) +
+                               tokens * width * size * (o.positions ? 2 : 1);
     c.forward_gpu.written_bytes = tokens * width * size;
   }
   const int64_t pieces = (tokens + kEmbeddingPiece - 1) / kEmbeddingPiece;
@@ -160,6 +163,7 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
   if (o.tail > 0 || dtype == DType::kF16) c.where = Where::kGpu;
   if (o.instances) c.forward_instances = {"2_vectors", "4_vectors"}, c.backward_instances = {"fetches", "waits"};
   if (o.instances && size == 2 && width % 8 != 0 && o.stride == 0) c.forward_instances.push_back("shifted");
+  if (o.instances && size == 2 && width % 8 == 0 && o.stride % 8 == 0) c.forward_instances.push_back("columns");
   return c;
 }
 

@@ -1,5 +1,7 @@
 #include "frit/ops/embedding/shifted.h"
+#include "frit/simt/columns.h"
 #include "frit/simt/launch.h"
+#include "frit/simt/row_draws.h"
 
 namespace frit {
 namespace {
@@ -102,9 +104,7 @@ FRIT_DEVICE uint32_t kept(const DropoutTable& dropout, int64_t token, int first,
 // A warp takes kTokens neighbouring tokens: it finds their rows at once, a token a lane, then writes one row after the
 // other; a lane has kVectors vectors of it at a time. kAligned: all rows are whole aligned vectors.
 template <typename T, int kVectors, bool kAligned>
-FRIT_KERNEL(kThreads, kAligned                          ? (kVectors <= 2    ? 4
-                                                           : sizeof(T) == 2 ? 2
-                                                                            : 3)
+FRIT_KERNEL(kThreads, kAligned                          ? (kVectors <= 2 ? 4 : 3)
                       : kVectors <= 2 && sizeof(T) == 2 ? 3
                                                         : 2)
 embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
@@ -113,59 +113,8 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
   constexpr int kN = kVecOf<T>, kTokens = static_cast<int>(kEmbeddingTokens);
   const int64_t begin = (block_index() * kWarps + warp()) * kTokens;
   if (begin >= a.tokens) return;
-  const FoundTokens found = find_tokens<kTokens>(a, begin);
+  const FoundTokens found = find_tokens<kTokens>(a, begin, [](int32_t) {});
   const int32_t id = found.id, place = found.place;
-  if constexpr (kAligned && kN == 8) {
-    // The next vectors are loaded as soon as these are widened.
-    const int vectors = a.columns / kN,
-              left = static_cast<int>(a.tokens - begin < kTokens ? a.tokens - begin : kTokens);
-    const uint32_t threshold = dropout_threshold(a.dropout);
-    Vec<T, kN> w[kVectors], p[kVectors];
-    const auto fetch = [&](int i, int first) {
-      const int32_t word_id = shuffle(id, i), place_id = shuffle(place, i);
-      FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k) {
-        const int j = first + k * kWarpSize + lane();
-        w[k] = p[k] = Vec<T, kN>{};
-        if (word_id < 0 || j >= vectors) continue;
-        w[k] = load_vec<kN>(a.table + word_id * a.table_stride, j * kN);
-        if (a.positions) p[k] = load_vec<kN>(a.positions + place_id * a.positions_stride, j * kN);
-      }
-    };
-    fetch(0, 0);
-    int i = 0, first = 0;
-    while (i < left) {
-      Vec<float, kN> sum[kVectors];
-      FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k) {
-        FRIT_UNROLL
-        for (int c = 0; c < kN; ++c)
-          sum[k][c] = fmaf(widen(static_cast<T>(w[k][c])), a.scale, widen(static_cast<T>(p[k][c]))) * a.dropout.scale;
-      }
-      const int64_t t = begin + i;
-      const int at = first + lane();
-      first += kWarpSize * kVectors;
-      if (first >= vectors) first = 0, ++i;
-      if (i < left) fetch(i, first);
-      uint32_t rows[kVectors], groups[kVectors];
-      FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k)
-        rows[k] = static_cast<uint32_t>(t), groups[k] = static_cast<uint32_t>(at + k * kWarpSize);
-      const DropoutWords<kVectors> words = dropout_words<kVectors>(a.dropout, rows, groups);
-      FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k) {
-        const int j = at + k * kWarpSize;
-        if (j >= vectors) continue;
-        FRIT_UNROLL
-        for (int c = 0; c < kN; ++c) sum[k][c] = words.kept(k, c, threshold) ? sum[k][c] : 0.0f;
-        if (a.streams)
-          store_vec<kN, Cache::kStream>(a.y + t * a.y_stride, j * kN, from_float<T>(sum[k]));
-        else
-          store_vec<kN>(a.y + t * a.y_stride, j * kN, from_float<T>(sum[k]));
-      }
-    }
-    return;
-  }
   for (int i = 0; i < kTokens && begin + i < a.tokens; ++i) {
     const int64_t t = begin + i;
     const int32_t word_id = shuffle(id, i), place_id = shuffle(place, i);
@@ -212,6 +161,81 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
           sum[c] = keep >> (8 * k + c) & 1 ? (word[c] * a.scale + position[c]) * factor : 0.0f;
         write(j * kN - shift, from_float<T>(sum));
       }
+    }
+  }
+}
+
+// Rows of 16-bit elements that are whole aligned vectors. A warp has the columns of kColumnVectors vectors a lane in
+// kColumnTokens neighbouring tokens, one after the other, so that what the columns decide is worked out once. The
+// words' rows are on their way to the cache before the tokens' positions are known.
+constexpr int kColumnVectors = 2, kColumnTokens = static_cast<int>(kEmbeddingColumnTokens);
+template <typename T, bool kPlaced>
+FRIT_KERNEL(kThreads, 5)
+embedding_forward_columns_per_warp_kernel(Lookup<T> a, Divider by_parts) {
+  let_next_start();
+  wait_for_previous();
+  constexpr int kVectors = kColumnVectors, kStep = kWarpSize * 8;
+  const uint32_t item = static_cast<uint32_t>(block_index()) * kWarps + static_cast<uint32_t>(warp());
+  const uint32_t group = by_parts(item), part = item - group * by_parts.divisor;
+  const int64_t begin = int64_t{group} * kColumnTokens;
+  if (begin >= a.tokens) return;
+  const int from = static_cast<int>(part) * kVectors * kStep, column = from + lane() * 8;
+  const auto row_of = [](const Global<const T>& matrix, int32_t row, int64_t stride) {
+    return matrix +
+           static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(row)) * static_cast<uint32_t>(stride));
+  };
+  const FoundTokens found = find_tokens<kColumnTokens>(a, begin, [&](int32_t id) {
+    constexpr int kLine = 64, kLines = kVectors * kStep / kLine;  // of a row
+    FRIT_UNROLL
+    for (int i = 0; i < kColumnTokens * kLines; i += kWarpSize) {
+      const int line = i + lane(), at = from + line % kLines * kLine;
+      const int32_t theirs = shuffle(id, line / kLines);
+      if (theirs >= 0 && at < a.columns) prefetch(row_of(a.table, theirs, a.table_stride), at);
+    }
+  });
+  const int left = static_cast<int>(a.tokens - begin < kColumnTokens ? a.tokens - begin : kColumnTokens);
+  const uint32_t threshold = dropout_threshold(a.dropout), group_of_8 = static_cast<uint32_t>(column) / 8;
+  const Global<const T> table = a.table + column, positions = a.positions + (kPlaced ? column : 0);
+  const RowDraws draws[kVectors] = {{a.dropout, group_of_8}, {a.dropout, group_of_8 + kWarpSize}};
+  const bool there[kVectors] = {column < a.columns, column + kStep < a.columns};
+  FRIT_UNROLL_BY(1)
+  for (int i = 0; i < left; ++i) {
+    const int32_t word = shuffle(found.id, i), place = shuffle(found.place, i);
+    const Global<T> y = a.y + ((begin + i) * a.y_stride + column);
+    if (word < 0) {
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k)
+        if (there[k]) store_vec<8, Cache::kStream>(y, k * kStep, Vec<T, 8>{});
+      continue;
+    }
+    const Global<const T> from_words = row_of(table, word, a.table_stride);
+    const Global<const T> from_places = row_of(positions, place, a.positions_stride);
+    Vec<T, 8> w[kVectors] = {}, p[kVectors] = {};
+    FRIT_UNROLL
+    for (int k = 0; k < kVectors; ++k) {
+      if (!there[k]) continue;
+      w[k] = load_vec<8>(from_words, k * kStep);
+      if constexpr (kPlaced) p[k] = load_vec<8>(from_places, k * kStep);
+    }
+    // On their way while random words are drawn.
+    const uint32_t t = static_cast<uint32_t>(begin) + static_cast<uint32_t>(i);
+    DropoutWords<1> random[kVectors];
+    FRIT_UNROLL
+    for (int k = 0; k < kVectors; ++k) random[k] = draws[k].template rows<1>(a.dropout, t, 0);
+    FRIT_UNROLL
+    for (int k = 0; k < kVectors; ++k) {
+      if (!there[k]) continue;
+      Vec<float, 8> sum;
+      FRIT_UNROLL
+      for (int c = 0; c < 8; ++c) {
+        const float place = kPlaced ? widen(static_cast<T>(p[k][c])) : 0.0f;
+        sum[c] = fmaf(widen(static_cast<T>(w[k][c])), a.scale, place) * a.dropout.scale;
+        sum[c] = random[k].kept(0, c, threshold) ? sum[c] : 0.0f;
+      }
+      if (a.streams)
+        store_vec<8, Cache::kStream>(y, k * kStep, from_float<T>(sum));
+      else
+        store_vec<8>(y, k * kStep, from_float<T>(sum));
     }
   }
 }
@@ -524,8 +548,8 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
 // Vectors of 16 bytes that a lane of forward takes of a row at a time, by instance; the last one is for rows that are
 // no whole vectors.
 constexpr int kVectorsOf[] = {2, 4};
-constexpr int kShifted = 2;
-constexpr const char* kInstances[] = {"2_vectors", "4_vectors", "shifted"};
+constexpr int kShifted = 2, kColumns = 3;
+constexpr const char* kInstances[] = {"2_vectors", "4_vectors", "shifted", "columns"};
 
 // f(std::integral_constant<int, vectors>()) of instance i.
 template <typename F>
@@ -601,9 +625,15 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
   if (y.numel() == 0) return;
   const bool placed = args.positions.defined();
   const bool shifted = shifts(y) && shifts(args.table) && (!placed || shifts(args.positions));
-  const int instance =
-      choose_instance(context, "embedding_forward", fmt::format("{}x{}", y.dim(1), size_of(y.dtype())), kInstances,
-                      shifted ? kShifted : 0, [&](int i) { return i != kShifted || shifted; });
+  const bool aligned = whole_vectors(y) && whole_vectors(args.table) && (!placed || whole_vectors(args.positions));
+  const auto short_rows = [](const Tensor& t) { return t.row_stride() < (int64_t{1} << 32); };
+  const bool columns = aligned && size_of(y.dtype()) == 2 && short_rows(args.table) &&
+                       (!placed || short_rows(args.positions)) && y.dim(0) * y.dim(1) / 256 < (int64_t{1} << 30);
+  const int fallback = shifted ? kShifted : columns ? kColumns : 0;
+  const int instance = choose_instance(context, "embedding_forward", fmt::format("{}x{}", y.dim(1), size_of(y.dtype())),
+                                       kInstances, fallback, [&](int i) {
+                                         return i == kShifted ? shifted : i == kColumns ? columns : true;
+                                       });
   dispatch_float(y.dtype(), [&]<typename T>(T) {
     const Lookup<T> a{global<const int32_t>(args.ids),
                       global<const int32_t>(args.offsets),
@@ -626,12 +656,22 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
     if constexpr (sizeof(T) == 2) {
       if (instance == kShifted) return start_embedding_forward_shifted(context, a);
     }
-    const bool aligned = whole_vectors(y) && whole_vectors(args.table) && (!placed || whole_vectors(args.positions));
+    if constexpr (sizeof(T) == 2) {
+      if (instance == kColumns) {
+        const int64_t parts = (y.dim(1) + kEmbeddingColumns - 1) / (kEmbeddingColumns);
+        const int64_t items = (y.dim(0) + kColumnTokens - 1) / kColumnTokens * parts;
+        launch(context, "embedding_forward_columns_per_warp_kernel",
+               placed ? embedding_forward_columns_per_warp_kernel<T, true>
+                      : embedding_forward_columns_per_warp_kernel<T, false>,
+               {(items + kWarps - 1) / kWarps, kThreads}, a, Divider(parts));
+        return;
+      }
+    }
     constexpr int64_t kBlock = kWarps * kEmbeddingTokens;
     with_vectors(instance, [&](auto vectors) {
       launch(context, "embedding_forward_rows_per_warp_kernel",
-             aligned ? embedding_forward_rows_per_warp_kernel<T, vectors.value, true>
-                     : embedding_forward_rows_per_warp_kernel<T, vectors.value, false>,
+             aligned && sizeof(T) == 4 ? embedding_forward_rows_per_warp_kernel<T, vectors.value, sizeof(T) == 4>
+                                       : embedding_forward_rows_per_warp_kernel<T, vectors.value, false>,
              {(y.dim(0) + kBlock - 1) / kBlock, kThreads}, a);
     });
   });

@@ -36,27 +36,31 @@ struct Lookup {
 struct FoundTokens {
   int32_t id, place;
 };
-template <int kCount, typename T>
-FRIT_DEVICE FoundTokens find_tokens(const Lookup<T>& a, int64_t begin) {
+// meanwhile(id) is called when the ids are known, and before their positions are.
+template <int kCount, typename T, typename F>
+FRIT_DEVICE FoundTokens find_tokens(const Lookup<T>& a, int64_t begin, F&& meanwhile) {
   const int64_t mine = begin + lane();
-  const bool here = lane() < kCount && mine < a.tokens;
+  const bool here = lane() < kCount && mine < a.tokens, by_sequence = a.positions && !a.position_ids;
   int32_t id = here ? load(a.ids, mine) : -1, place = 0;
-  if (id >= a.vocabulary || (a.offsets && mine >= load(a.offsets, a.sequences))) id = -1;
+  const int64_t real = a.offsets ? load(a.offsets, a.sequences) : a.tokens;
+  const int s = by_sequence && a.sequences >= kWarpSize ? sequence_of(a.offsets, a.sequences, begin) : 0;
+  const int32_t start = by_sequence && s + lane() <= a.sequences ? load(a.offsets, s + lane()) : 0x7fffffff;
+  if (id >= a.vocabulary || mine >= real) id = -1;
+  meanwhile(id);
   if (a.positions) {
     int64_t position = -1;
     if (a.position_ids) {
       if (here) position = load(a.position_ids, mine);
     } else {
-      const int s = a.sequences < kWarpSize ? 0 : sequence_of(a.offsets, a.sequences, begin);
-      const int32_t start = s + lane() <= a.sequences ? load(a.offsets, s + lane()) : 0x7fffffff;
+      int low = 0;  // the last lane whose sequence begins at or before the token
       FRIT_UNROLL
-      for (int i = 0; i < kCount; ++i) {
-        const int64_t t = begin + i;
-        const int passed = count_bits(ballot(start <= t));
-        int32_t from = shuffle(start, passed > 0 ? passed - 1 : 0);
-        if (passed == kWarpSize) from = load(a.offsets, sequence_of(a.offsets, a.sequences, t));  // many empty ones
-        if (lane() == i) position = t - from + a.position_offset;
+      for (int step = kWarpSize / 2; step > 0; step /= 2) low = shuffle(start, low + step) <= mine ? low + step : low;
+      int32_t from = shuffle(start, low);
+      for (uint32_t past = ballot(here && low == kWarpSize - 1); past != 0; past &= past - 1) {  // many empty ones
+        const int i = find_first_set(past) - 1, sequence = sequence_of(a.offsets, a.sequences, begin + i);
+        if (lane() == i) from = load(a.offsets, sequence);
       }
+      position = mine - from + a.position_offset;
     }
     if (position < 0 || position >= a.places) id = -1;
     place = static_cast<int32_t>(position);

@@ -10,7 +10,7 @@ using namespace simt;
 constexpr int kThreads = 128, kWarps = kThreads / kWarpSize, kVectors = 4, kTokens = 2;
 
 // A warp takes neighbouring tokens: it finds their rows at once, a token a lane, then writes one row after the other.
-// The next row is asked for while one is written.
+// The words' rows are on their way to the cache before the tokens' positions are known.
 template <typename T>
 FRIT_KERNEL(kThreads, 6)
 embedding_forward_shifted_kernel(Lookup<T> a) {
@@ -19,7 +19,16 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
   constexpr int kLine = 64;
   const int64_t begin = (block_index() * kWarps + warp()) * kTokens;
   if (begin >= a.tokens) return;
-  const FoundTokens found = find_tokens<kTokens>(a, begin);
+  const FoundTokens found = find_tokens<kTokens>(a, begin, [&](int32_t id) {
+    FRIT_UNROLL_BY(1)
+    for (int i = 0; i < kTokens; ++i) {
+      const int32_t theirs = shuffle(id, i);
+      if (theirs < 0) continue;
+      FRIT_UNROLL_BY(1)
+      for (int at = lane() * kLine; at < a.columns; at += kWarpSize * kLine)
+        prefetch(a.table + row_begin(theirs, a.columns), at);
+    }
+  });
   const int left = static_cast<int>(a.tokens - begin < kTokens ? a.tokens - begin : kTokens);
   const bool placed = static_cast<bool>(a.positions);
   const uint32_t threshold = dropout_threshold(a.dropout);
@@ -27,12 +36,6 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
   for (int i = 0; i < left; ++i) {
     const int64_t t = begin + i;
     const int32_t word_id = shuffle(found.id, i), place_id = shuffle(found.place, i);
-    const int32_t next_id = shuffle(found.id, i + 1);
-    if (i + 1 < left && next_id >= 0 && next_id != word_id) {
-      FRIT_UNROLL_BY(1)
-      for (int column = lane() * kLine; column < a.columns; column += kWarpSize * kLine)
-        prefetch(a.table + row_begin(next_id, a.columns), column);
-    }
     const int64_t to = row_begin(t, a.columns);
     ShiftedRow row = shifted_row<kVectors>(t, a.columns);
     if (word_id < 0) {
