@@ -17,6 +17,7 @@ struct Options {
   bool from_output = false;  // backward is relu_dropout_backward
   Fill fill = fill_normal(0, 2);
   const char* note = "";
+  bool instances = false;  // forces each of backward's
 };
 
 double value(Activation activation, double x) {
@@ -51,7 +52,7 @@ double slope(Activation activation, double x) {
 }
 
 // The GPU walks rows in classes of equal alignment (frit/simt/columns.h). A thread reads its columns of the
-// bias once, for 2 to 8 rows in forward. Partial sums are kept by at most 132 blocks of 1024 threads with 4 rows
+// bias once, for 2 to 8 rows in forward. Partial sums are kept by at most 132 blocks of 896 threads with 4 rows
 // or more each in 16 bits, of 512 with 8 in 32. Stated where a row is whole vectors.
 void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const Options& o) {
   const int64_t n = 16 / size_of(dtype), s = size_of(dtype);
@@ -62,7 +63,7 @@ void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const
   };
   const int64_t bias_reads = blocks(std::clamp<int64_t>(rows * cols / n / (1 << 18) * 2, 2, 8), rows) * lanes;
   c.forward_gpu = {1, 0, rows * cols * s + (o.bias ? bias_reads * cols * s : 0), rows * cols * s, 0, 0};
-  const int64_t sum_lanes = std::min(rows, 256 * n / 2 / (cols / n)), each = 32 / n;
+  const int64_t sum_lanes = std::min(rows, (s == 2 ? 896 : 512) / (cols / n)), each = 32 / n;
   const int64_t pieces = std::min<int64_t>((rows + sum_lanes * each - 1) / (sum_lanes * each), 132),
                 partial = pieces * cols * 4;
   if (o.bias)
@@ -109,6 +110,7 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Activation activation, Opti
                       rows * cols * size_of(dtype) * 2 + (o.bias ? cols * size_of(dtype) : 0)};
   state_gpu_budgets(c, rows, cols, dtype, o);
   if (dtype == DType::kF16) c.where = Where::kGpu;
+  if (o.instances) c.backward_instances = {"pairs", "held"};
   if (o.in_place) return c;
   c.incoming = {"y"};
   c.differentiable = {"x"};
@@ -185,8 +187,8 @@ std::vector<OpCase> bias_activation_dropout_cases() {
       if (activation == Activation::kRelu)
         cases.push_back(make(411, 24, dtype, activation, {.p_drop = 0.6f, .bias = false, .stride = 32}));
       else
-        cases.push_back(
-            make(137, activation == Activation::kGeluTanh ? 264 : 520, dtype, activation, {.p_drop = 0.3f}));
+        cases.push_back(make(137, activation == Activation::kGeluTanh ? 264 : 520, dtype, activation,
+                             {.p_drop = 0.3f, .instances = true}));
     }
     if (dtype != DType::kF32) {
       cases.push_back(make(451, 40, dtype, Activation::kGelu, {.p_drop = 0.3f}));
@@ -209,9 +211,12 @@ std::vector<OpCase> bias_activation_dropout_cases() {
   cases.push_back(make(66, 40, DType::kBF16, Activation::kGelu, {.dbias = DType::kBF16}));
   cases.push_back(make(215, 257, DType::kBF16, Activation::kGeluTanh));  // folded rows of several blocks
   cases.back().where = Where::kGpu;
+  // Rows of whole vectors, more a thread than are on their way.
+  cases.push_back(make(1551, 264, DType::kBF16, Activation::kGelu, {.instances = true}));
+  cases.back().where = Where::kGpu;
   for (int64_t cols : {1023, 1024, 1025}) {
     for (Activation activation : {Activation::kGelu, Activation::kGeluTanh}) {
-      cases.push_back(make(65536, cols, DType::kBF16, activation, {.p_drop = 0.1f}));
+      cases.push_back(make(65536, cols, DType::kBF16, activation, {.p_drop = 0.1f, .instances = cols == 1024}));
       cases.back().benchmark = true, cases.back().test = false, cases.back().where = Where::kGpu;
     }
   }

@@ -131,8 +131,14 @@ void bias_activation_dropout_backward_gpu(Context& context, const Tensor& dy, co
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "bias_activation_dropout.partial");
   if (whole) {
+    bool held = false;
+    if (sums) {
+      const char* const names[] = {"pairs", "held"};
+      held = choose_instance(context, "bias_activation_dropout_backward", fmt::format("{}x{}", x.dim(0), x.dim(1)),
+                             names, 0, [](int) { return true; }) == 1;
+    }
     start_activation_backward_whole(context, walk, dy, x, bias, form.activation, dropout, dx,
-                                    sums ? partial.tensor() : Tensor());
+                                    sums ? partial.tensor() : Tensor(), held);
   } else if (sums && walks_folded(walk, x)) {
     start_activation_backward_folded(context, walk, dy, x, bias, form.activation, dropout, dx, partial.tensor());
   } else {

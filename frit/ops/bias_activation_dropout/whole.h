@@ -5,7 +5,7 @@
 
 namespace frit {
 
-constexpr int kActivationThreads = 256, kActivationSumThreads = 1024;  // of a block without and with column sums
+constexpr int kActivationThreads = 256, kActivationSumThreads = 896;  // of a block without and with column sums
 constexpr FoldedBlocks kFolded = {8, kActivationThreads / 32, 32}, kFoldedSums = {4, 20, 20};
 
 // Calls f with the activation as a constant.
@@ -26,10 +26,10 @@ void dispatch_activation(Activation activation, F&& f) {
 // walk: such that walks_whole, and bias begins_whole.
 void start_activation_forward_whole(Context& context, const ColumnWalk& walk, const Tensor& x, const Tensor& bias,
                                     Activation activation, const simt::DropoutTable& dropout, const Tensor& y);
-// partial: where blocks write their column sums; may be missing.
+// partial: where blocks write their column sums; may be missing. held: rows on their way lie in shared memory.
 void start_activation_backward_whole(Context& context, const ColumnWalk& walk, const Tensor& dy, const Tensor& x,
                                      const Tensor& bias, Activation activation, const simt::DropoutTable& dropout,
-                                     const Tensor& dx, const Tensor& partial);
+                                     const Tensor& dx, const Tensor& partial, bool held);
 
 // walk: such that walks_folded. The backward one writes column sums.
 void start_activation_forward_folded(Context& context, const ColumnWalk& walk, const Tensor& x, const Tensor& bias,

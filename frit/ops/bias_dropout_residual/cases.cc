@@ -15,6 +15,7 @@ struct Options {
   DType dbias = DType::kF32;
   const char* in_place = "";  // "x" or "residual": y is that operand
   const char* keep = "";      // "bytes" or "bits": the GPU keeps the mask
+  bool instances = false;     // forces each of backward's
 };
 
 // The GPU walks rows in classes of equal alignment (frit/simt/columns.h). A thread reads its columns of the bias
@@ -36,9 +37,15 @@ void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const
     c.backward_gpu = {1, 0, rows * cols * s, rows * cols * s, 0, 0};
     return;
   }
-  const int64_t partial = blocks(8, 264) * cols * 4;
+  // Blocks that write a row of partial sums: one a multiprocessor, of 768 threads with 4 rows or more each, in
+  // 16 bits; two of 256 with 8 rows in 32, and where the mask is kept.
+  const bool large = size_of(dtype) == 2 && !*o.keep;
+  const int64_t sum_lanes = large ? std::min(rows, 768 / (cols / n)) : lanes;
+  const int64_t least = sum_lanes * (large ? 4 : 8);
+  const int64_t pieces = std::min<int64_t>((rows + least - 1) / least, large ? 132 : 264);
+  const int64_t partial = pieces * cols * 4;
   c.backward_gpu = {2,
-                    (lanes > 1 ? 1 : 0) + 1,
+                    (sum_lanes > 1 ? 1 : 0) + 1,
                     rows * cols * s + partial,
                     rows * cols * s + partial + cols * size_of(o.dbias),
                     0,
@@ -84,6 +91,7 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
   if (mask_bytes > 0 && c.forward_gpu.launches > 0)
     c.forward_gpu.written_bytes += mask_bytes, c.backward_gpu.read_bytes += mask_bytes;
   if (dtype == DType::kF16) c.where = Where::kGpu;
+  if (o.instances) c.backward_instances = {"ahead_4", "ahead_6", "held"};
   if (*o.in_place) return c;
   c.incoming = {"y"};
   c.differentiable = {"x"};
@@ -155,8 +163,14 @@ std::vector<OpCase> bias_dropout_residual_cases() {
     cases.push_back(make(65536, 1024, DType::kBF16, {.p_drop = 0.1f, .keep = keep}));
     cases.back().benchmark = true, cases.back().test = false;
   }
+  // Rows of whole vectors, more a thread than are on their way, and fewer.
+  for (auto [rows, cols] : {std::pair<int64_t, int64_t>{1551, 264}, {41, 512}, {5, 2048}}) {
+    cases.push_back(make(rows, cols, DType::kBF16, {.instances = true}));
+    cases.back().where = Where::kGpu;
+  }
+  cases.push_back(make(300, 264, DType::kF16, {.p_drop = 0, .instances = true}));
   for (int64_t cols : {1023, 1024, 1025}) {
-    cases.push_back(make(65536, cols, DType::kBF16, {.p_drop = 0.1f}));
+    cases.push_back(make(65536, cols, DType::kBF16, {.p_drop = 0.1f, .instances = cols == 1024}));
     cases.back().benchmark = true, cases.back().test = false, cases.back().where = Where::kGpu;
   }
   cases.push_back(make(66, 40, DType::kBF16, {.dbias = DType::kBF16}));

@@ -2,6 +2,7 @@
 #include "frit/ops/bias_dropout_residual/sum-inl.h"
 #include "frit/ops/column_sum/gpu.h"
 #include "frit/simt/early.h"
+#include "frit/simt/row_draws.h"
 #include "frit/simt/walk_16.h"
 
 namespace frit {
@@ -91,6 +92,7 @@ bias_dropout_residual_backward_columns_kernel(ColumnWalk walk, bool vectors, Glo
                                               Global<const uint8_t> mask) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
+  if (sums) let_next_start();
   const ColumnPlace at = column_place(walk, dy);
   const float scale = dropout.scale;
   const bool drop = dropout.active;
@@ -175,52 +177,107 @@ bias_dropout_residual_forward_whole_kernel(ColumnWalk walk, Global<const T> x, G
   if (k < end) rows(std::false_type(), k);
 }
 
-// A row's vector is loaded where that of four rows before was, as soon as it is widened: four are on their way.
-template <typename T, bool sums>
-FRIT_KERNEL(kThreads, sums ? 2 : 4)
+// How backward walks 16-bit rows of whole vectors with column sums: rows that are on their way to a thread, and threads
+// of a block, of which a multiprocessor has one.
+struct WholeSums {
+  int ahead, threads;
+};
+constexpr WholeSums kWholeSums[] = {{4, 768}, {6, 512}, {8, 896}};
+constexpr const char* kWholeNames[] = {"ahead_4", "ahead_6", "held"};
+
+// A row's vector is loaded where that of U rows before was, as soon as it is widened: U are on their way.
+template <typename T, bool sums, int U, int threads>
+FRIT_KERNEL(threads, sums ? 1 : 4)
 bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
-                                            int64_t dx_stride, Global<float> partial) {
-  constexpr int N = 8, U = 4;
+                                            RowSteps dy_rows, RowSteps dx_rows, Global<float> partial) {
+  constexpr int N = 8;
   wait_for_previous();
+  if (sums) let_next_start();
   const ColumnPlace at = whole_place(walk);
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
             first = static_cast<int>(at.piece) * walk.lanes + at.lane;
   const int end = at.active ? static_cast<int>(walk.rows) : 0;
-  const uint32_t threshold = dropout_threshold(dropout), group = static_cast<uint32_t>(at.column / N);
-  const int64_t dy_step = step * walk.row_stride, dx_step = step * dx_stride;
-  Global<const T> from = dy + (first * walk.row_stride + at.column);
-  Global<T> to = dx + (first * dx_stride + at.column);
+  Global<const T> from = dy + (first * dy_rows.stride + at.column);
+  Global<T> to = dx + (first * dx_rows.stride + at.column);
   Vec<T, N> g[U];
   const auto fetch = [&](auto there, int u, int k) {
     if (there || k < end) g[u] = load_vec<N, Cache::kStream>(from, 0);
-    from = from + dy_step;
+    from = from + dy_rows.step;
   };
   FRIT_UNROLL
   for (int u = 0; u < U; ++u) fetch(std::false_type(), u, first + u * step);
+  const uint32_t threshold = dropout_threshold(dropout);
+  const RowDraws draws(dropout, static_cast<uint32_t>(at.column / N));
   float sum[N] = {};
-  const auto rows = [&](auto inside, int k) {  // U rows and U behind them are there, or may be missing
-    DropoutWords<2> words;
+  const auto use = [&](auto all, auto behind, int k) {  // are all of the U rows there? And those behind them?
     FRIT_UNROLL
     for (int u = 0; u < U; ++u) {
-      const uint32_t row = static_cast<uint32_t>(k + u * step);
-      if (!inside && k + u * step >= end) break;
-      if (u % 2 == 0) words = dropout_words<2>(dropout, {row, row + static_cast<uint32_t>(step)}, {group, group});
+      if (!all && k + u * step >= end) break;
+      const DropoutWords<1> words = draws.rows<1>(dropout, static_cast<uint32_t>(k + u * step), 0);
       Vec<float, N> d = to_float(g[u]);
-      fetch(inside, u, k + (u + U) * step);
+      if (all) fetch(behind, u, k + (u + U) * step);
       FRIT_UNROLL
       for (int i = 0; i < N; ++i) {
-        d[i] = words.kept(u % 2, i, threshold) ? d[i] * dropout.scale : 0.0f;
+        d[i] = words.kept(0, i, threshold) ? d[i] * dropout.scale : 0.0f;
         if (sums) sum[i] += d[i];
       }
       store_vec<N, Cache::kStream>(to, 0, from_float<T>(d));
-      to = to + dx_step;
+      to = to + dx_rows.step;
     }
   };
   int k = first;
-  for (; k + (2 * U - 1) * step < end; k += U * step) rows(std::true_type(), k);
   FRIT_UNROLL_BY(1)
-  for (; k < end; k += U * step) rows(std::false_type(), k);
+  for (; k + (2 * U - 1) * step < end; k += U * step) use(std::true_type(), std::true_type(), k);
+  if (k + (U - 1) * step < end) use(std::true_type(), std::false_type(), k), k += U * step;
+  if (k < end) use(std::false_type(), std::false_type(), k);
   if constexpr (sums) store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
+}
+
+// The same with column sums, where the S rows that are on their way to a thread lie in shared memory, its own place in
+// each stage, and take no registers.
+template <typename T, int S, int threads>
+FRIT_KERNEL(threads, 1)
+bias_dropout_residual_backward_held_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
+                                           RowSteps dy_rows, RowSteps dx_rows, Global<float> partial) {
+  constexpr int N = 8, kStage = 1024 * N;
+  static_assert(threads <= 1024);
+  wait_for_previous();
+  let_next_start();
+  const ColumnPlace at = whole_place(walk);
+  const int step = static_cast<int>(walk.pieces) * walk.lanes,
+            first = static_cast<int>(at.piece) * walk.lanes + at.lane;
+  const int end = at.active ? static_cast<int>(walk.rows) : 0;
+  Global<const T> from = dy + (first * dy_rows.stride + at.column);
+  Global<T> to = dx + (first * dx_rows.stride + at.column);
+  const Shared<T> ring = shared_array<T>(thread_index() * (N * 2));
+  const auto start = [&](int row, int slot) {
+    if (row < end) copy_async16(ring, slot, from, 0);
+    copy_async_commit();
+    from = from + dy_rows.step;
+  };
+  FRIT_UNROLL
+  for (int s = 0; s < S; ++s) start(first + s * step, s * kStage);
+  const uint32_t threshold = dropout_threshold(dropout);
+  const RowDraws draws(dropout, static_cast<uint32_t>(at.column / N));
+  float sum[N] = {};
+  int slot = 0;
+  FRIT_UNROLL_BY(1)
+  for (int k = first; k < end; k += step) {
+    const DropoutWords<1> words = draws.rows<1>(dropout, static_cast<uint32_t>(k), 0);
+    copy_async_wait<S - 1>();
+    Vec<float, N> d = to_float(load_vec<N>(ring, slot));
+    start(k + S * step, slot);
+    slot = (slot + kStage) & (S * kStage - 1);
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i) {
+      d[i] = words.kept(0, i, threshold) ? d[i] * dropout.scale : 0.0f;
+      sum[i] += d[i];
+    }
+    store_vec<N, Cache::kStream>(to, 0, from_float<T>(d));
+    to = to + dx_rows.step;
+  }
+  copy_async_wait<0>();
+  store_column_sums(walk, at, sum, shared_array<float>(S * kStage * 2), partial, walk.columns, 0);
 }
 
 // The same for 16-bit rows that fold to whole vectors (frit/simt/folded_columns.h).
@@ -360,21 +417,30 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
   const bool sums = dbias.defined();
   const bool vectors = lies_like(dx, dy), packed = lies_packed(dy) && lies_packed(dx);
   ColumnWalk walk = make_column_walk(dy, kThreads, sums ? 8 : 4, sums ? kMostBlocks : 0, packed, vectors);
-  if (sums && !keep.defined()) fill_folded(walk, dy, packed, kFoldedSums, 8);
+  const bool whole = walks_whole(walk, dy, vectors) && !keep.defined();
+  int instance = 0;
+  if (sums && !keep.defined()) {
+    if (whole)
+      instance = choose_instance(context, "bias_dropout_residual_backward", fmt::format("{}x{}", dy.dim(0), dy.dim(1)),
+                                 kWholeNames, 0, [](int) { return true; });
+    fill_whole(walk, dy, whole, kWholeSums[instance].threads, 4, packed, vectors);
+    fill_folded(walk, dy, packed, kFoldedSums, 8);
+  }
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), dy.dim(1)}, DType::kF32, "bias_dropout_residual.partial");
-  if (walks_whole(walk, dy, vectors) && !keep.defined()) {
+  if (whole) {
     dispatch_16(dy.dtype(), [&](auto t) {
       using T = decltype(t);
       const auto run = [&](auto kernel, int64_t shared_bytes) {
         launch(context, "bias_dropout_residual_backward_whole_kernel", kernel,
                {walk.blocks(), walk.threads(), shared_bytes}, walk, global<const T>(dy), DropoutTable(dropout),
-               global<T>(dx), dx.row_stride(), global<float>(partial.tensor()));
+               global<T>(dx), RowSteps(walk, dy), RowSteps(walk, dx), global<float>(partial.tensor()));
       };
-      if (sums)
-        run(bias_dropout_residual_backward_whole_kernel<T, true>, column_sums_shared_bytes(walk, 8));
-      else
-        run(bias_dropout_residual_backward_whole_kernel<T, false>, 0);
+      if (!sums) return run(bias_dropout_residual_backward_whole_kernel<T, false, 4, kThreads>, 0);
+      const int64_t shared_bytes = column_sums_shared_bytes(walk, 8);
+      if (instance == 0) return run(bias_dropout_residual_backward_whole_kernel<T, true, 4, 768>, shared_bytes);
+      if (instance == 1) return run(bias_dropout_residual_backward_whole_kernel<T, true, 6, 512>, shared_bytes);
+      run(bias_dropout_residual_backward_held_kernel<T, 8, 896>, shared_bytes + 8 * 16384);
     });
   } else if (sums && walks_folded(walk, dy) && !keep.defined()) {
     dispatch_16(dy.dtype(), [&](auto t) {

@@ -1,13 +1,16 @@
 #include "frit/ops/column_sum/column_sum.h"
 #include "frit/ops/column_sum/gpu.h"
 #include "frit/ops/column_sum/walk.h"
+#include "frit/simt/early.h"
 
 namespace frit {
 namespace {
 
 using namespace simt;
 
-constexpr int kAddThreads = 1024;
+// Few threads with few registers: there is room for them beside the blocks that write the partial rows, so that they
+// stand ready when those end.
+constexpr int kAddThreads = 128, kAddColumns = 8, kAddGroups = kAddThreads / kAddColumns;
 
 // y (+)= the sum of `rows` partial rows.
 template <typename T>
@@ -15,41 +18,49 @@ struct PartialSum {
   Global<const float> partials;
   int64_t rows, stride, columns;
   Global<T> y;
-  int64_t first_block;  // of its own, 32 columns each
+  int64_t first_block;  // of its own, kAddColumns columns each
   bool accumulate;
 };
 
-// A block takes 32 columns: thread (y, x) adds the rows y, y + 32, ... of column x, then warp w adds the 32 sums of
-// column w.
+// A block takes 8 columns, 32 bytes of each partial row: group g of its 16 groups of 8 threads adds rows g, g + 16, ...
+// with 9 rows on their way at once, then the groups of a warp are added up, and then the warps.
 template <typename T>
 FRIT_DEVICE void add_partials(const PartialSum<T>& sum, int64_t block) {
-  const int x = lane(), first = warp();
-  const int64_t column = block * 32 + x;
+  constexpr int kAtOnce = 9;
+  const int x = thread_index() % kAddColumns, group = thread_index() / kAddColumns;
+  const int64_t column = block * kAddColumns + x;
+  const bool inside = column < sum.columns;
+  float before = 0;  // loaded along with the rest
+  if (sum.accumulate && inside && thread_index() < kAddColumns) before = static_cast<float>(load(sum.y, column));
+  const int64_t step = kAddGroups * sum.stride;
+  Global<const float> from = sum.partials + (group * sum.stride + column);
   float mine = 0;
-  if (column < sum.columns) {
-    constexpr int kAtOnce = 8;  // loads a thread has under way
-    const int rows = static_cast<int>(sum.rows);
-    FRIT_UNROLL_BY(1)
-    for (int r = first; r < rows; r += 32 * kAtOnce) {
-      const Global<const float> from = sum.partials + (column + r * sum.stride);
-      float v[kAtOnce];
-      FRIT_UNROLL
-      for (int u = 0; u < kAtOnce; ++u) v[u] = r + 32 * u < rows ? load(from, 32 * u * sum.stride) : 0.0f;
-      FRIT_UNROLL
-      for (int u = 0; u < kAtOnce; ++u) mine += v[u];
+  const int rows = inside ? static_cast<int>(sum.rows) : 0;
+  FRIT_UNROLL_BY(1)
+  for (int r = group; r < rows; r += kAtOnce * kAddGroups) {
+    float v[kAtOnce];
+    FRIT_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      v[i] = r + i * kAddGroups < rows ? load(from, 0) : 0.0f;
+      from = from + step;
     }
+    FRIT_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) mine += v[i];
   }
-  const Shared<float> tile = shared_array<float>(0);  // [32][33]: written along rows, read along columns
-  store(tile, first * 33 + x, mine);
+  FRIT_UNROLL
+  for (int bits = kAddColumns; bits < kWarpSize; bits *= 2) mine += shuffle_xor(mine, bits);
+  const Shared<float> sums = shared_array<float>(0);  // [warps][kAddColumns]
+  if (lane() < kAddColumns) store(sums, warp() * kAddColumns + x, mine);
   barrier();
-  const float total = warp_sum(load(tile, x * 33 + first));
-  const int64_t to = block * 32 + first;
-  if (x == 0 && to < sum.columns)
-    store(sum.y, to, convert<T>(sum.accumulate ? static_cast<float>(load(sum.y, to)) + total : total));
+  if (thread_index() >= kAddColumns || !inside) return;
+  float total = load(sums, x);
+  FRIT_UNROLL
+  for (int w = 1; w < kAddThreads / kWarpSize; ++w) total += load(sums, w * kAddColumns + x);
+  store(sum.y, column, convert<T>(sum.accumulate ? before + total : total));
 }
 
 template <typename T>
-FRIT_KERNEL(kAddThreads, 1)
+FRIT_KERNEL(kAddThreads, 16)
 column_sum_add_partials_kernel(PartialSum<T> sum) {
   wait_for_previous();
   add_partials(sum, block_index());
@@ -63,7 +74,7 @@ struct PartialSums {
   PartialSum<T> sums[kMostSums];
 };
 template <typename T>
-FRIT_KERNEL(kAddThreads, 1)
+FRIT_KERNEL(kAddThreads, 16)
 column_sum_add_many_partials_kernel(PartialSums<T> table) {
   wait_for_previous();
   int mine = 0;
@@ -71,7 +82,10 @@ column_sum_add_many_partials_kernel(PartialSums<T> table) {
   add_partials(table.sums[mine], block_index() - table.sums[mine].first_block);
 }
 
-constexpr int64_t kAddShared = 32 * 33 * 4;
+constexpr int64_t kAddShared = kAddThreads / kWarpSize * kAddColumns * 4;
+int64_t add_blocks(const Tensor& y) {
+  return (y.numel() + kAddColumns - 1) / kAddColumns;
+}
 
 template <typename T>
 PartialSum<T> partial_sum(const Tensor& partials, int64_t offset, const Tensor& y, bool accumulate) {
@@ -91,6 +105,7 @@ FRIT_KERNEL(kSumThreads, 1)
 column_sum_partials_kernel(ColumnWalk walk, Global<const T> x, Global<float> partial) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = column_place(walk, x);
   float sum[N] = {};
   for_rows<kUnroll, N>(walk, at, true, [&](auto whole, auto unroll, int64_t k, int64_t step, int64_t end) {
@@ -134,7 +149,7 @@ void add_later_sums_gpu(Context& context) {
         PartialSum<T>& sum = table.sums[table.count++];
         sum = partial_sum<T>(l.partials, to == &l.y ? 0 : l.y.numel(), *to, l.accumulate);
         sum.first_block = blocks;
-        blocks += (to->numel() + 31) / 32;
+        blocks += add_blocks(*to);
       }
     launch(context, "column_sum_add_many_partials_kernel", column_sum_add_many_partials_kernel<T>,
            {blocks, kAddThreads, kAddShared}, table);
@@ -149,7 +164,7 @@ void add_partial_sums_gpu(Context& context, Buffer partials, bool accumulate, co
     dispatch_float(to.dtype(), [&](auto t) {
       using T = decltype(t);
       launch(context, "column_sum_add_partials_kernel", column_sum_add_partials_kernel<T>,
-             {(to.numel() + 31) / 32, kAddThreads, kAddShared}, partial_sum<T>(partials, offset, to, accumulate));
+             {add_blocks(to), kAddThreads, kAddShared}, partial_sum<T>(partials, offset, to, accumulate));
     });
   };
   add(y, 0);
