@@ -118,7 +118,11 @@ GpuBudget forward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
   b.launches = rows == 0 ? 0 : 1;
   if (const Spans c = classes_of(rows, cols, stride, dtype); c.each > 0) {
     b.barriers = 1 + (c.warps > 1 ? c.batches : 0);
-    b.read_bytes = (rows + c.blocks * 2) * cols * size, b.written_bytes = rows * cols * size + 8 * rows;
+    // Beside x, gamma and beta once a block, and all their vectors but one twice where rows begin off them, as those of
+    // all classes but the first do.
+    b.read_bytes =
+        rows * cols * size + 2 * size * (c.blocks * cols + c.blocks / c.period * (c.period - 1) * 8 * (cols / 8 - 1));
+    b.written_bytes = rows * cols * size + 8 * rows;
     b.atomics = 0, b.scratch_bytes = 0;
     return b;
   }
