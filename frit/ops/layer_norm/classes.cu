@@ -45,11 +45,6 @@ FRIT_DEVICE Vec<T, 8> words_from(const Vec<T, 8>& low, const Vec<T, 8>& high, in
   return result;
 }
 
-// Sums over the 8 lanes that share lane / 8.
-FRIT_DEVICE float sum_of_8(float x) {
-  return warp_sum<8>(x);
-}
-
 // Cost: 10 shuffles a row of one warp; 1 barrier a block, and 1 a row and 8 shuffles where several share it.
 template <typename T, int V>
 FRIT_KERNEL(kClassWarps * 32, 3)
@@ -184,9 +179,9 @@ layer_norm_forward_classes_kernel(ClassRows s, Global<const T> x, Global<const T
         const Vec<float, 4> w = load_vec<4>(places, other * 4);
         apart = w[0] - base, within = w[1], weight = w[2];
       }
-      const float above = sum_of_8(apart * weight) * s.by_cols;
+      const float above = warp_sum<8>(apart * weight) * s.by_cols;
       apart -= above;
-      squares = sum_of_8(fmaf(apart * apart, weight, within));
+      squares = warp_sum<8>(fmaf(apart * apart, weight, within));
       middle = base + above, left = center - base - above;
     }
     const float scale = rsqrt(fmaf(squares, s.by_cols, s.eps));
