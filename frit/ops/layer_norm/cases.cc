@@ -101,7 +101,7 @@ Spans classes_of(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
   s.warps = held_warps(cols, dtype);
   if (s.warps == 0 || (cols % 8 == 0 && stride % 8 == 0) || rows * cols * 2 <= int64_t{16} << 20) return s;
   s.each = over(cols / 8, 32) / s.warps;
-  s.period = 8 / std::gcd(stride, int64_t{8});
+  s.period = std::clamp<int64_t>(8 / std::gcd(stride, int64_t{8}), 1, rows);
   s.groups = s.warps == 1 ? 8 : 1;
   const int64_t of_class = over(rows, s.period),
                 pieces = std::min(over(of_class, s.groups), 24 * 132 / (s.groups * s.warps) / s.period);
@@ -118,7 +118,15 @@ GpuBudget forward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
   b.launches = rows == 0 ? 0 : 1;
   if (const Spans c = classes_of(rows, cols, stride, dtype); c.each > 0) {
     b.barriers = 1 + (c.warps > 1 ? c.batches : 0);
-    b.read_bytes = (rows + c.blocks * 2) * cols * size, b.written_bytes = rows * cols * size + 8 * rows;
+    // Beside x, a block reads gamma and beta: where its rows begin past a multiple of 16 bytes all vectors but one
+    // twice; and the columns that fill no vector once for each row it takes at once.
+    int64_t of_blocks = 0;
+    for (int64_t i = 0; i < c.period; ++i) {
+      const int64_t head = (8 - i * stride % 8) % 8, single = head + (cols - head) % 8;
+      of_blocks += c.blocks / c.period * (cols + (head > 0 ? 8 * (cols / 8 - 1) : 0) + (c.groups - 1) * single);
+    }
+    b.read_bytes = (rows * cols + 2 * of_blocks) * size;
+    b.written_bytes = rows * cols * size + 8 * rows;
     b.atomics = 0, b.scratch_bytes = 0;
     return b;
   }

@@ -6,6 +6,7 @@
 // A warp owns a row, or up to 8 share one, V vectors a lane; blocks stay, and a warp loads its next row while it
 // computes one. The sums' order depends on where a row lies.
 #include "frit/ops/layer_norm/held.h"
+#include "frit/simt/funnel.h"
 #include "frit/simt/launch.h"
 
 namespace frit::layer_norm {
@@ -14,21 +15,34 @@ using namespace simt;
 
 namespace {
 
-constexpr int kClassWarps = 8;  // of a block whose warps hold a row each
+constexpr int kClassWarps = 8;                  // of a block whose warps hold a row each
+constexpr int kScratch = 2 * kClassWarps * 16;  // bytes before gamma and beta in shared memory
 
 // Beside pointers: strides in elements, and how rows are shared out.
 struct ClassRows {
   int64_t x_stride = 0, y_stride = 0;
+  int64_t x_step = 0, y_step = 0;  // from a warp's row to its next
   int rows = 0, cols = 0;
   int warps = 1;                       // that share a row
   int period = 1;                      // classes
-  int apart = 1, step = 1, reach = 1;  // ForwardClasses
+  int apart = 1, step = 1, reach = 1;  // ForwardClasses, of all rows
   float eps = 0, by_cols = 0;
 };
 
-// Sums over the 8 lanes that share lane / 8.
-FRIT_DEVICE float sum_of_8(float x) {
-  return warp_sum<8>(x);
+// The elements [past, past + 8) of the 16 in low and high; past below 8.
+template <typename T>
+FRIT_DEVICE Vec<T, 8> words_from(const Vec<T, 8>& low, const Vec<T, 8>& high, int past) {
+  uint32_t a[8], b[6], c[5];
+  FRIT_UNROLL
+  for (int i = 0; i < 4; ++i) a[i] = low.pairs[i], a[i + 4] = high.pairs[i];
+  FRIT_UNROLL
+  for (int i = 0; i < 6; ++i) b[i] = past & 4 ? a[i + 2] : a[i];
+  FRIT_UNROLL
+  for (int i = 0; i < 5; ++i) c[i] = past & 2 ? b[i + 1] : b[i];
+  Vec<T, 8> result;
+  FRIT_UNROLL
+  for (int i = 0; i < 4; ++i) result.pairs[i] = funnel_right(c[i], c[i + 1], 16 * (past & 1));
+  return result;
 }
 
 // Cost: 10 shuffles a row of one warp; 1 barrier a block, and 1 a row and 8 shuffles where several share it.
@@ -42,10 +56,9 @@ layer_norm_forward_classes_kernel(ClassRows s, Global<const T> x, Global<const T
   const int part = alone ? 0 : warp(), group = alone ? warp() : 0;
   const int piece = static_cast<int>(block_index()) / s.period;
   const int of = static_cast<int>(block_index()) - piece * s.period;  // the class
-  x = x + of * s.x_stride, y = y + of * s.y_stride;
 
   // Where the class's columns lie: the row's whole vectors begin at column `head`.
-  const int head = -row_shift(x) & (N - 1);
+  const int head = -row_shift(x + of * s.x_stride) & (N - 1);
   const int vectors = (s.cols - head) / N, tail = (s.cols - head) % N;
   const bool is_last = part == s.warps - 1;
   const int mine = part * V * 32 + lane();  // the lane's first vector
@@ -59,12 +72,10 @@ layer_norm_forward_classes_kernel(ClassRows s, Global<const T> x, Global<const T
   const float count = static_cast<float>(of_vectors + (part == 0 ? head : 0) + (is_last ? tail : 0));
   const float by_count = 1.0f / count;
 
-  // Rows of the class are counted from its first.
-  const int first = piece * s.apart, begin = first + group, of_class = (s.rows - of + s.period - 1) / s.period;
-  const int end = first + s.reach < of_class ? first + s.reach : of_class;
-  const int64_t x_step = s.x_stride * s.period * s.step, y_step = s.y_stride * s.period * s.step;
-  Global<const T> from = x + (begin * (s.x_stride * s.period) + head + mine * N);
-  Global<T> to = y + (begin * (s.y_stride * s.period) + head + mine * N);
+  const int first = of + piece * s.apart, begin = first + group * s.period;
+  const int end = s.reach < s.rows - first ? first + s.reach : s.rows;
+  Global<const T> from = x + (begin * s.x_stride + head + mine * N);
+  Global<T> to = y + (begin * s.y_stride + head + mine * N);
   const int one_from = one - head - mine * N;
   Vec<T, N> v[V];
   T next_one = T();
@@ -78,27 +89,48 @@ layer_norm_forward_classes_kernel(ClassRows s, Global<const T> x, Global<const T
   };
   if (begin < end) start();
 
-  // Floats 0 to 3 and 4 to 7 of 32 vectors of gamma, then of beta: lanes use neighbouring banks.
+  // Floats 0 to 3 and 4 to 7 of 32 vectors of gamma, then of beta: lanes use neighbouring banks. What lies in memory is
+  // read as whole aligned vectors, two for each that lies across them.
   constexpr int kPart = 32 * 4, kAll = 4 * kPart;
-  const Shared<float> shared = shared_array<float>(0);
-  for (int j = thread_index(); j < s.warps * V * 32; j += thread_count()) {
+  const Shared<float> lane_shared = shared_array<float>(kScratch) + (part * V * kAll + lane() * 4);
+  const auto keep = [&](auto vectors_at_once, int which, int k) {
+    constexpr int M = vectors_at_once;
+    const Global<const T> of_columns = which ? beta : gamma;
+    const int column = head + (mine + k * 32) * N, past = row_shift(of_columns + head);
+    Vec<T, N> low[M], high[M];
     FRIT_UNROLL
-    for (int which = 0; which < 2; ++which) {
-      const Vec<float, N> w =
-          to_float(load_span<N, Cache::kReadOnly>(which ? beta : gamma, head + j * N, s.cols - tail, T()));
+    for (int m = 0; m < M; ++m) {
+      const int c = column - past + m * kStep;
+      low[m] = high[m] = Vec<T, N>{};
+      if (c < 0 || c + 2 * N > s.cols) continue;
+      low[m] = load_vec<N, Cache::kReadOnly>(of_columns, c);
+      if (past > 0) high[m] = load_vec<N, Cache::kReadOnly>(of_columns, c + N);
+    }
+    FRIT_UNROLL
+    for (int m = 0; m < M; ++m) {
+      const int c = column + m * kStep;
+      Vec<T, N> v = words_from(low[m], high[m], past);
+      if (c < past || c - past + 2 * N > s.cols) v = load_span<N, Cache::kReadOnly>(of_columns, c, s.cols - tail, T());
+      const Vec<float, N> w = to_float(v);
       FRIT_UNROLL
       for (int i = 0; i < 2; ++i)
-        store_vec<4>(shared, j / 32 * kAll + (which * 2 + i) * kPart + j % 32 * 4,
+        store_vec<4>(lane_shared, (k + m) * kAll + (which * 2 + i) * kPart,
                      Vec<float, 4>{{w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]}});
     }
+  };
+  if (alone) {  // the block's warps make what all of them use
+    for (int i = warp(); i < 2 * V; i += warp_count())
+      keep(std::integral_constant<int, 1>(), i >= V ? 1 : 0, i >= V ? i - V : i);
+  } else {
+    constexpr int kAtOnce = V == 4 ? 2 : V;
+    FRIT_UNROLL_BY(1)
+    for (int i = 0; i < 2 * V; i += kAtOnce) keep(std::integral_constant<int, kAtOnce>(), i / V, i % V);
   }
-  float gamma_one = 0, beta_one = 0;
+  uint32_t of_one = 0;  // gamma's and beta's element there
   if (has_one)
-    gamma_one = widen(load<Cache::kReadOnly>(gamma, one)), beta_one = widen(load<Cache::kReadOnly>(beta, one));
+    of_one = load<Cache::kReadOnly>(gamma, one).bits | uint32_t{load<Cache::kReadOnly>(beta, one).bits} << 16;
   barrier();
-  const Shared<float> lane_shared = shared + (part * V * kAll + lane() * 4);
-  Shared<float> scratch = shared + s.warps * V * kAll;  // two turns of 4 floats a warp
-  int turn = 0;
+  int turn = 0;  // alternates between two halves of what warps tell each other through, so that one barrier is enough
 
   for (int row = begin; row < end; row += s.step) {
     // Of this warp's columns: their mean, what each lies above it by, and the sum of these squared.
@@ -115,7 +147,7 @@ layer_norm_forward_classes_kernel(ClassRows s, Global<const T> x, Global<const T
     }
     float d_one = widen(next_one);
     sum += d_one;
-    from = from + x_step;
+    from = from + s.x_step;
     if (row + s.step < end) start();
     sum = warp_sum(sum);
     float center = sum * by_count;
@@ -136,8 +168,8 @@ layer_norm_forward_classes_kernel(ClassRows s, Global<const T> x, Global<const T
     float middle = center, left = 0;  // the row's mean, and what the warp's mean lies above it by
     if (!alone) {
       // Chan, Golub, LeVeque 1979, of all parts at once, each in a lane.
-      const Shared<float> places = scratch + turn * s.warps * 4;
-      turn ^= 1;
+      const Shared<float> places = shared_array<float>(turn);
+      turn ^= kScratch / 2;
       if (lane() == 0) store_vec<4>(places, part * 4, Vec<float, 4>{{center, squares, count, 0}});
       barrier();
       const int other = lane() & 7;
@@ -147,16 +179,16 @@ layer_norm_forward_classes_kernel(ClassRows s, Global<const T> x, Global<const T
         const Vec<float, 4> w = load_vec<4>(places, other * 4);
         apart = w[0] - base, within = w[1], weight = w[2];
       }
-      const float above = sum_of_8(apart * weight) * s.by_cols;
+      const float above = warp_sum<8>(apart * weight) * s.by_cols;
       apart -= above;
-      squares = sum_of_8(fmaf(apart * apart, weight, within));
+      squares = warp_sum<8>(fmaf(apart * apart, weight, within));
       middle = base + above, left = center - base - above;
     }
     const float scale = rsqrt(fmaf(squares, s.by_cols, s.eps));
     left *= scale;
     if (part == 0 && lane() == 0) {
-      if (mean) store(mean, of + row * s.period, middle);
-      if (rstd) store(rstd, of + row * s.period, scale);
+      if (mean) store(mean, row, middle);
+      if (rstd) store(rstd, row, scale);
     }
     const auto normalised = [&](float value, float g, float b) { return fmaf(fmaf(value, scale, left), g, b); };
     FRIT_UNROLL
@@ -172,8 +204,13 @@ layer_norm_forward_classes_kernel(ClassRows s, Global<const T> x, Global<const T
       }
       store_vec<N, Cache::kStream>(to, k * kStep, from_float<T>(out));
     }
-    if (has_one) store<Cache::kStream>(to, one_from, convert<T>(normalised(d_one, gamma_one, beta_one)));
-    to = to + y_step;
+    if (has_one) {
+      const uint32_t both = opaque(of_one);  // else it is taken apart before the loop, into two registers
+      const float g = widen(T::from_bits(static_cast<uint16_t>(both))),
+                  b = widen(T::from_bits(static_cast<uint16_t>(both >> 16)));
+      store<Cache::kStream>(to, one_from, convert<T>(normalised(d_one, g, b)));
+    }
+    to = to + s.y_step;
   }
 }
 
@@ -187,11 +224,12 @@ void start_forward_classes(Context& context, int instance, const ForwardShape& s
   ClassRows s;
   s.x_stride = x.row_stride(), s.y_stride = y.row_stride();
   s.rows = static_cast<int>(shape.rows), s.cols = static_cast<int>(shape.cols), s.warps = shape.warps_of(instance);
-  s.period = static_cast<int>(shape.period), s.apart = static_cast<int>(cut.apart);
-  s.step = static_cast<int>(cut.step), s.reach = static_cast<int>(cut.reach);
+  s.period = static_cast<int>(shape.period), s.apart = static_cast<int>(cut.apart * shape.period);
+  s.step = static_cast<int>(cut.step * shape.period), s.reach = static_cast<int>(cut.reach * shape.period);
+  s.x_step = s.x_stride * s.step, s.y_step = s.y_stride * s.step;
   s.eps = eps, s.by_cols = 1.0f / static_cast<float>(s.cols);
   const Launch grid = {shape.rows == 0 ? 0 : cut.pieces * shape.period, static_cast<int>(cut.groups) * s.warps * 32,
-                       int64_t{4} * (s.warps * vectors * 512 + (s.warps == 1 ? 0 : 2 * s.warps * 4))};
+                       kScratch + int64_t{4} * s.warps * vectors * 512};
   const auto start = [&](auto t) {
     using T = decltype(t);
     const auto start_kernel = [&](auto kernel) {

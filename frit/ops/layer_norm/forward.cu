@@ -90,14 +90,14 @@ int ForwardShape::held_vectors() const {
 }
 
 bool ForwardShape::fits(int i) const {
-  if (i == kHeld || is_classes(i)) return held_vectors() > 0;
+  if (i == kHeld || is_classes(i)) return held_vectors() > 0 && (i == kHeld || rows < int64_t{1} << 30);
   return i == kLooped || warps_of(i) <= kMostWarps[i];
 }
 
 int ForwardShape::rule() const {
   // Many rows that are no whole vectors, of which a block takes several: what it keeps is made often enough.
   const bool ragged = period > 1 || cols % n != 0;
-  if (fits(kHeld)) return ragged && rows * cols * 16 / n > int64_t{16} << 20 ? kClasses : kHeld;
+  if (fits(kHeld)) return ragged && fits(kClasses) && rows * cols * 16 / n > int64_t{16} << 20 ? kClasses : kHeld;
   // The share of the threads' vectors that the row fills, times 1024.
   const auto filled = [&](int i) { return vectors * 1024 / (warps_of(i) * 32 * kVectors[i]); };
   // One warp a row while it can hold it: no barrier. Beyond that 4 vectors a thread, unless many would be empty.
