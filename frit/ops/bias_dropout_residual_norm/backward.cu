@@ -1,5 +1,4 @@
 #include "frit/ops/bias_dropout_residual_norm/gpu.h"
-#include "frit/ops/column_sum/gpu.h"
 #include "frit/ops/layer_norm/backward_held-inl.h"
 #include "frit/ops/layer_norm/forward.h"
 
@@ -51,8 +50,11 @@ bool bias_dropout_residual_norm_backward_gpu(Context& context, const Tensor& dy,
     if (BackwardShape::is_spans(instance)) return launch_spans<T>(context, instance, shape, operands, below);
     launch_rows<T>(context, instance, shape, operands, below);
   });
-  layer_norm_add_partials(context, std::move(partials), accumulate, dgamma, dbeta);
-  if (dbias.defined()) add_partial_sums_gpu(context, std::move(bias_partials), accumulate, dbias);
+  if (dbias.defined())
+    layer_norm_add_all_partials(context, std::move(partials), std::move(bias_partials), accumulate, dgamma, dbeta,
+                                dbias);
+  else
+    layer_norm_add_partials(context, std::move(partials), accumulate, dgamma, dbeta);
   return true;
 }
 

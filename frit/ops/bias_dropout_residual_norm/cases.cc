@@ -42,7 +42,7 @@ GpuBudget forward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype, c
   return b;
 }
 
-// What layer_norm_backward runs, and beside it: dx, and a third of partial sums, which a launch of its own adds.
+// What layer_norm_backward runs, and beside it: dx, and a third of partial sums.
 GpuBudget backward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype, const Options& o) {
   const int64_t size = size_of(dtype), n = 16 / size, vectors = over(cols, n);
   GpuBudget b;
@@ -55,8 +55,8 @@ GpuBudget backward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype, 
   const int64_t warps = held ? steps / 2 : 1, batch = 16 / warps,
                 blocks = std::clamp<int64_t>(over(rows, 2 * batch), 1, vectors <= 32 ? 264 : 132),
                 batches = over(rows, blocks * batch), sums = o.dbias ? 3 : 2;
-  b.launches = o.dbias ? 3 : 2;
-  b.barriers = (vectors > 32 ? 1 : 0) + (held ? 1 : 0) + (warps > 1 ? batches : 0) + 1 + (o.dbias ? 2 : 1);
+  b.launches = 2;
+  b.barriers = (vectors > 32 ? 1 : 0) + (held ? 1 : 0) + (warps > 1 ? batches : 0) + 2;
   b.read_bytes = rows * cols * size * (o.more ? 3 : 2) + rows * warps * 8 +
                  blocks * (vectors > 32 ? 1 : 8) * cols * size + blocks * sums * cols * 4;
   b.written_bytes = rows * cols * size * (o.dropped ? 2 : 1) + blocks * sums * cols * 4 +

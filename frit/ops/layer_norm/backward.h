@@ -22,6 +22,10 @@ void layer_norm_sum_columns(Context& context, const LayerNormBackward& b, Column
 void layer_norm_add_partials(Context& context, Buffer partials, bool accumulate, const Tensor& dgamma,
                              const Tensor& dbeta);
 
+// The same, and dmore (+)= the sum of the rows of `more`, f32 [pieces, cols]. 1 launch; 2 or 3 if types differ.
+void layer_norm_add_all_partials(Context& context, Buffer partials, Buffer more, bool accumulate, const Tensor& dgamma,
+                                 const Tensor& dbeta, const Tensor& dmore);
+
 namespace layer_norm {
 
 // See gpu.h.
