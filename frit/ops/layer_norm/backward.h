@@ -49,7 +49,9 @@ enum BackwardInstance {
 };
 
 // Warps of a block of held, at most: as many as have the registers for their columns' sums.
-constexpr int kHeldBlockWarps = 16;
+constexpr int held_block_warps(int vectors, int sums) {
+  return vectors > 2 && sums == 3 ? 12 : 16;
+}
 
 // How a launch's blocks share out rows: `groups` of `warps` warps each take rows, a batch of them at a time.
 struct BackwardCut {

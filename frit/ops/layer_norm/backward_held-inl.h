@@ -54,7 +54,7 @@ FRIT_DEVICE Vec<T, 8> drop_group(const DropoutTable& dropout, const Vec<T, 8>& d
 // full: all rows are whole aligned vectors, 256 V columns a warp. Cost: 14.5 instructions an element, and about 100 a
 // row and warp.
 template <typename T, int V, bool full, typename Below>
-FRIT_KERNEL(32 * kHeldBlockWarps, 1)
+FRIT_KERNEL((32 * held_block_warps(V, Below::kDropped ? 3 : 2)), 1)
 layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T> dy, Global<const T> x,
                                 Global<const T> gamma, Global<const float> mean, Global<const float> rstd,
                                 Global<const T> dresidual, Global<T> dx, Global<float> partials) {
@@ -379,10 +379,8 @@ void launch_held(Context& context, int i, const BackwardShape& shape, const Laye
            global<const T>(b.dy), global<const T>(b.x), global<const T>(b.gamma), global<const float>(b.mean),
            global<const float>(b.rstd), global<const T>(b.dresidual), global<T>(b.dx), global<float>(b.partials));
   };
-  if constexpr (!Below::kDropped) {
-    if (vectors == 3) return start(layer_norm_backward_held_kernel<T, 3, full, Below>);
-    if (vectors == 4) return start(layer_norm_backward_held_kernel<T, 4, full, Below>);
-  }
+  if (vectors == 3) return start(layer_norm_backward_held_kernel<T, 3, full, Below>);
+  if (vectors == 4) return start(layer_norm_backward_held_kernel<T, 4, full, Below>);
   start(layer_norm_backward_held_kernel<T, 2, full, Below>);
 }
 
