@@ -1,5 +1,4 @@
 #include "frit/ops/bias_dropout_residual_norm/gpu.h"
-#include "frit/ops/column_sum/gpu.h"
 #include "frit/ops/layer_norm/backward_held-inl.h"
 #include "frit/ops/layer_norm/forward.h"
 
@@ -16,16 +15,17 @@ bool bias_dropout_residual_norm_backward_gpu(Context& context, const Tensor& dy,
   const BackwardShape shape(s);
   const bool whole =
       whole_vectors(s) && whole_vectors(dy) && whole_vectors(dresidual) && whole_vectors(ds) && whole_vectors(dx);
+  const bool holds = whole && shape.held_vectors(kHeldBackward) > 0;
   const struct {
     int instance;
     const char* name;
     bool fits;
   } instances[] = {{kXhat1, "xhat_1", shape.widest() == kXhat1},
-                   {kHeldBackward, "held", whole && shape.held_vectors(kHeldBackward) == 2},
+                   {kHeldBackward, "held", holds},
+                   {kHeldWideBackward, "held_wide", holds},
                    {kSpans2Backward, "spans_2", whole && shape.spans_fit(kSpans2Backward)},
                    {kSpans4Backward, "spans_4", whole && shape.spans_fit(kSpans4Backward)}};
-  const int rule =
-      whole && shape.vectors > 32 && shape.held_vectors(kHeldBackward) == 2 ? kHeldBackward : shape.rule_but_held();
+  const int rule = holds && shape.vectors > 32 ? kHeldBackward : shape.rule_but_held();
   int instance = -1;
   for (const auto& i : instances)
     if (i.fits && (forced.empty() ? i.instance == rule : forced == i.name))
@@ -33,7 +33,7 @@ bool bias_dropout_residual_norm_backward_gpu(Context& context, const Tensor& dy,
   FRIT_CHECK(instance >= 0 || forced.empty() || forced == "apart",
              "[bias_dropout_residual_norm] no instance {} of s {}", forced, s.to_string());
   if (instance < 0) return context.note_used(kOp, "apart"), false;
-  const int64_t blocks = shape.cut(instance).blocks;
+  const int64_t blocks = shape.cut(instance, 3).blocks;
   Buffer partials = context.allocate({blocks, 2 * shape.cols}, DType::kF32, "bias_dropout_residual_norm.partials");
   Buffer bias_partials;
   if (dbias.defined())
@@ -44,15 +44,19 @@ bool bias_dropout_residual_norm_backward_gpu(Context& context, const Tensor& dy,
     const DroppedBelow<T> below = {DropoutTable(dropout), global<T>(dx), dx.row_stride(),
                                    global<float>(bias_partials.tensor())};
     if constexpr (sizeof(T) == 2) {
-      if (instance == kHeldBackward && shape.held_full(instance))
-        return launch_held<T, true>(context, instance, shape, operands, below);
-      if (instance == kHeldBackward) return launch_held<T, false>(context, instance, shape, operands, below);
+      if (BackwardShape::is_held(instance)) {
+        if (shape.held_full(instance)) return launch_held<T, true>(context, instance, shape, operands, below);
+        return launch_held<T, false>(context, instance, shape, operands, below);
+      }
     }
     if (BackwardShape::is_spans(instance)) return launch_spans<T>(context, instance, shape, operands, below);
     launch_rows<T>(context, instance, shape, operands, below);
   });
-  layer_norm_add_partials(context, std::move(partials), accumulate, dgamma, dbeta);
-  if (dbias.defined()) add_partial_sums_gpu(context, std::move(bias_partials), accumulate, dbias);
+  if (dbias.defined())
+    layer_norm_add_all_partials(context, std::move(partials), std::move(bias_partials), accumulate, dgamma, dbeta,
+                                dbias);
+  else
+    layer_norm_add_partials(context, std::move(partials), accumulate, dgamma, dbeta);
   return true;
 }
 

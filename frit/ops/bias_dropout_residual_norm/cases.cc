@@ -42,21 +42,22 @@ GpuBudget forward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype, c
   return b;
 }
 
-// What layer_norm_backward runs, and beside it: dx, and a third of partial sums, which a launch of its own adds.
+// What layer_norm_backward runs, and beside it: dx, and a third of partial sums.
 GpuBudget backward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype, const Options& o) {
   const int64_t size = size_of(dtype), n = 16 / size, vectors = over(cols, n);
   GpuBudget b;
   if (vectors > 128 || (vectors > 64 && size != 2) || (vectors > 32 && (stride % n != 0 || cols % n != 0))) return b;
-  // Blocks of 16 warps: rows of 16 bits go through shared memory where an even number of steps of 32 vectors holds
-  // them, two steps a warp, which all wait for one another once a row if they share it; of others a warp has a row, of
-  // one vector a thread 8 a block and two rows each.
+  // Rows of 16 bits go through shared memory where 2 or else 3 steps of 32 vectors a warp hold them, with blocks of 16 or
+  // 12 warps, which all wait for one another once a row if they share it; of others a warp has a row, 16 a block, of one
+  // vector a thread 8 and two rows each.
   const int64_t steps = over(cols / n, 32);
-  const bool held = vectors > 32 && size == 2 && steps % 2 == 0;
-  const int64_t warps = held ? steps / 2 : 1, batch = 16 / warps,
+  const int64_t each = steps % 2 == 0 ? 2 : 3;
+  const bool held = vectors > 32 && size == 2 && steps % each == 0;
+  const int64_t warps = held ? steps / each : 1, batch = (held && each == 3 ? 12 : 16) / warps,
                 blocks = std::clamp<int64_t>(over(rows, 2 * batch), 1, vectors <= 32 ? 264 : 132),
                 batches = over(rows, blocks * batch), sums = o.dbias ? 3 : 2;
-  b.launches = o.dbias ? 3 : 2;
-  b.barriers = (vectors > 32 ? 1 : 0) + (held ? 1 : 0) + (warps > 1 ? batches : 0) + 1 + (o.dbias ? 2 : 1);
+  b.launches = 2;
+  b.barriers = (vectors > 32 ? 1 : 0) + (held ? 1 : 0) + (warps > 1 ? batches : 0) + 2;
   b.read_bytes = rows * cols * size * (o.more ? 3 : 2) + rows * warps * 8 +
                  blocks * (vectors > 32 ? 1 : 8) * cols * size + blocks * sums * cols * 4;
   b.written_bytes = rows * cols * size * (o.dropped ? 2 : 1) + blocks * sums * cols * 4 +
@@ -198,7 +199,8 @@ void add_instances(OpCase& c, int64_t cols, int64_t stride, DType dtype) {
   if (!c.backward) return;
   c.backward_instances = {"apart"};
   if (vectors <= 8 * 32) c.backward_instances.push_back("xhat_1");
-  if (whole && n == 8 && steps > 0 && steps % 2 == 0 && steps <= 16) c.backward_instances.push_back("held");
+  if (whole && n == 8 && steps > 0 && (steps % 2 == 0 || steps % 3 == 0) && steps <= 16)
+    for (const char* name : {"held", "held_wide"}) c.backward_instances.push_back(name);
   for (int64_t each : {2, 4})
     if (whole && vectors <= 8 * 32 * each) c.backward_instances.push_back(fmt::format("spans_{}", each));
 }

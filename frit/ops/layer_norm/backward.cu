@@ -151,7 +151,7 @@ BackwardCut BackwardShape::cut(int i, int sums) const {
     // A block a multiprocessor; its rows lie in shared memory beside gamma.
     const int v = held_vectors(i);
     c.warps = static_cast<int>(over(cols / n, 32 * v));
-    c.groups = kHeldBlockWarps / c.warps;
+    c.groups = held_block_warps(v, sums) / c.warps;
     // Two rows a group at least: writing and adding partial sums must pay.
     c.blocks = period * std::clamp<int64_t>(over(over(rows, period), 2 * c.groups), 1, 132 / period);
     // Two rows of x and of dy, later the columns' sums, which take at least as much; then what is kept of rows' ends.

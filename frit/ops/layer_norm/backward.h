@@ -22,6 +22,10 @@ void layer_norm_sum_columns(Context& context, const LayerNormBackward& b, Column
 void layer_norm_add_partials(Context& context, Buffer partials, bool accumulate, const Tensor& dgamma,
                              const Tensor& dbeta);
 
+// The same, and dmore (+)= the sum of the rows of `more`, f32 [pieces, cols]. 1 launch; 2 or 3 if types differ.
+void layer_norm_add_all_partials(Context& context, Buffer partials, Buffer more, bool accumulate, const Tensor& dgamma,
+                                 const Tensor& dbeta, const Tensor& dmore);
+
 namespace layer_norm {
 
 // See gpu.h.
@@ -45,7 +49,9 @@ enum BackwardInstance {
 };
 
 // Warps of a block of held, at most: as many as have the registers for their columns' sums.
-constexpr int kHeldBlockWarps = 16;
+constexpr int held_block_warps(int vectors, int sums) {
+  return vectors > 2 && sums == 3 ? 12 : 16;
+}
 
 // How a launch's blocks share out rows: `groups` of `warps` warps each take rows, a batch of them at a time.
 struct BackwardCut {

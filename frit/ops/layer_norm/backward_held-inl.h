@@ -13,6 +13,7 @@ struct HeldBackwardRows {
   int64_t rows;
   int cols, warps, period, step;  // step: as rows of a class
   float by_cols;                  // 1 / cols
+  bool streams;                   // is dx too large to stay in the second-level cache?
 };
 
 // Sums of two values over the warp, the first in lanes 0 to 15, the second in lanes 16 to 31. Cost: 5 shuffles.
@@ -44,8 +45,8 @@ FRIT_DEVICE Vec<T, 8> drop_group(const DropoutTable& dropout, const Vec<T, 8>& d
 // its row; the up to 7 columns before the row's first and the up to 7 behind its last one are one more column in lanes
 // 0 to 6 and 8 to 14 of the row's last warp, which keeps their sums in shared memory. A row's vectors are copied to
 // shared memory while the two rows before it are computed, so that registers hold the columns' sums and little else; 3
-// or more vectors a lane are read there a second time. gamma lies in shared memory as fp32. At the end the block's
-// groups are added up in their order.
+// or more vectors a lane are read there a second time. So does a residual, from when its row is begun. gamma lies in
+// shared memory as fp32. At the end the block's groups are added up in their order.
 //
 // x of 16 bits differs from the mean by a multiple of 2^-11 |x| or more: x * rstd - mean * rstd, which takes one
 // instruction, is as good as (x - mean) * rstd.
@@ -53,7 +54,7 @@ FRIT_DEVICE Vec<T, 8> drop_group(const DropoutTable& dropout, const Vec<T, 8>& d
 // full: all rows are whole aligned vectors, 256 V columns a warp. Cost: 14.5 instructions an element, and about 100 a
 // row and warp.
 template <typename T, int V, bool full, typename Below>
-FRIT_KERNEL(32 * kHeldBlockWarps, 1)
+FRIT_KERNEL((32 * held_block_warps(V, Below::kDropped ? 3 : 2)), 1)
 layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T> dy, Global<const T> x,
                                 Global<const T> gamma, Global<const float> mean, Global<const float> rstd,
                                 Global<const T> dresidual, Global<T> dx, Global<float> partials) {
@@ -72,11 +73,13 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
   const bool last = full || first + (V - 1) * 32 < count;             // has it the last one? It has the others.
   const auto has = [&](int k) { return full || k < V - 1 || last; };
   const int begins = head + first * N;  // its column
-  int end = -1;                         // the lane's single column
+  int end = -1;  // the single column of this lane and of the one 16 behind it, which loads its dy
   if (kEnds && part == warps - 1) {
-    if (lane() < head) end = lane();
-    if (lane() >= N && lane() < N + tail) end = head + count * N + lane() - N;
+    const int i = lane() % 16;
+    if (i < head) end = i;
+    if (i >= N && i < N + tail) end = head + count * N + i - N;
   }
+  const bool has_end = kEnds && end >= 0 && lane() < 16;
   // Row r here is row row_class + r * period.
   const int all_rows = static_cast<int>((s.rows - row_class + period - 1) / period);
   const int begin = static_cast<int>(block_index() / period) * groups + group;
@@ -84,8 +87,12 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
   const auto lies_so = [&](const auto& other, int64_t stride) {
     return !kEnds || (row_shift(other + row_class * stride) == shift && (stride * period % N == 0 || all_rows == 1));
   };
-  const bool dy_like = lies_so(dy, s.dy_stride), dx_like = lies_so(dx, s.dx_stride);
-  const bool residual_like = dresidual && lies_so(dresidual, s.dresidual_stride);
+  const uint32_t likes = opaque(  // in one register
+      (lies_so(dy, s.dy_stride) ? 1u : 0u) | (lies_so(dx, s.dx_stride) ? 2u : 0u) |
+      (dresidual && lies_so(dresidual, s.dresidual_stride) ? 4u : 0u));
+  const auto dy_like = [&] { return !kEnds || (likes & 1u); };
+  const auto dx_like = [&] { return !kEnds || (likes & 2u); };
+  const auto residual_like = [&] { return !kEnds || (likes & 4u); };
 
   // gamma as [part][k][half of a vector][lane][4], the groups' sums of a row, and the rows.
   const int weights = warps * kRow, row_sums = 2 * ((warps + 1) / 2 * 2);
@@ -119,7 +126,8 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
       FRIT_UNROLL
       for (int k = 0; k < V; ++k)
         if (has(k)) copy_async16(ring, slot(stage, 0, k), next_x, k * kStep);
-      if (dy_like) {
+      if constexpr (kEnds) next_dy = dy + (row_of(r) * s.dy_stride + begins);  // fewer registers
+      if (dy_like()) {
         FRIT_UNROLL
         for (int k = 0; k < V; ++k)
           if (has(k)) copy_async16(ring, slot(stage, 1, k), next_dy, k * kStep);
@@ -129,28 +137,47 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
           if (has(i / N))
             store(ring, slot(stage, 1, i / N) + i % N, load<Cache::kStream>(next_dy, i / N * kStep + i % N));
       }
-      next_x = next_x + s.x_step, next_dy = next_dy + s.dy_step;
+      next_x = next_x + s.x_step;
+      if constexpr (!kEnds) next_dy = next_dy + s.dy_step;
     }
     copy_async_commit();
   };
+  const auto put = [&](const Global<T>& to, int i, const Vec<T, N>& v) {
+    if (kEnds || s.streams)
+      store_vec<N, Cache::kStream>(to, i, v);
+    else
+      store_vec<N>(to, i, v);
+  };
   const auto x_of_end = [](float both) { return widen(T::from_bits(std::bit_cast<uint32_t>(both) & 0xffffu)); };
   const auto dy_of_end = [](float both) { return widen(T::from_bits(std::bit_cast<uint32_t>(both) >> 16)); };
-  float of_next = 0;  // lane 0: the row's mean; lane 1: its rstd
-  T x_one = T(), dy_one = T();
+  const Shared<T> more = shared_array<T>(ring_at + int64_t{512} * groups * (kPairs * warps + 1)) +
+                         (warp() * kRow + lane() * N);  // of the residual's row
+  const auto start_more = [&](int r) {
+    const Global<const T> from = dresidual + (row_of(r) * s.dresidual_stride + begins);
+    FRIT_UNROLL
+    for (int k = 0; k < V; ++k)
+      if (residual_like() && has(k)) copy_async16(more, k * kStep, from, k * kStep);
+    if (!residual_like()) {
+      FRIT_UNROLL_BY(1)
+      for (int i = 0; i < V * N; ++i)
+        if (has(i / N)) store(more, i / N * kStep + i % N, load<Cache::kStream>(from, i / N * kStep + i % N));
+    }
+  };
+  uint32_t of_next = 0;  // lane 15: the row's mean; 31: its rstd; others: bits of x, or of dy, at its ends
   const auto start_single = [&](int r) {
     if (r >= all_rows) return;
     const int64_t row = row_of(r);
-    if (lane() < 2) of_next = load(lane() == 0 ? mean : rstd, row);
-    if (kEnds && end >= 0) {
-      x_one = load<Cache::kStream>(x, row * s.x_stride + end);
-      dy_one = load<Cache::kStream>(dy, row * s.dy_stride + end);
-    }
+    const int l = static_cast<int>(opaque(lane()));  // else the chosen pointers stay in registers from row to row
+    if (l % 16 == 15)
+      of_next = std::bit_cast<uint32_t>(load(l == 15 ? mean : rstd, row));
+    else if (kEnds && end >= 0)
+      of_next = load<Cache::kStream>(l < 16 ? x : dy, row * (l < 16 ? s.x_stride : s.dy_stride) + end).bits;
   };
   if (!last) {
     FRIT_UNROLL
     for (int i = 0; i < 2 * kStages; ++i) store_vec<N>(ring, slot(i / 2, i % 2, V - 1), Vec<T, N>{});
   }
-  if (kEnds && end >= 0) {
+  if (has_end) {
     store_vec<2>(mine_of_ends, 0, Vec<float, 2>{});
     if (group == 0) {
       const float w = widen(load<Cache::kReadOnly>(gamma, end));
@@ -171,17 +198,25 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
   barrier();
 
   float sum_gamma[V][N] = {}, sum_beta[V][N] = {}, sum_dz[kDropped ? V : 1][N] = {};
-  int turn = 0;  // the row's place in the ring; alternates also between two halves of scratch: one barrier a row
+  int stage = 0;  // the row's place in the ring; alternates also between two halves of scratch: one barrier a row
   const int end_of_batches = all_rows + (alone ? 0 : group);
   for (int r = begin; r < end_of_batches; r += s.step) {
     const bool live = alone || r < all_rows;
-    const float scale = shuffle(of_next, 1), below_mean = -shuffle(of_next, 0) * scale;
-    if (kEnds && end >= 0) store(mine_of_ends, 3, std::bit_cast<float>(x_one.bits | uint32_t{dy_one.bits} << 16));
+    const float scale = std::bit_cast<float>(shuffle(of_next, 31));
+    const float below_mean = -std::bit_cast<float>(shuffle(of_next, 15)) * scale;
+    if constexpr (kEnds) {
+      const uint32_t both = of_next | shuffle_xor(of_next, 16) << 16;
+      if (has_end) store(mine_of_ends, 3, std::bit_cast<float>(both));
+    }
     start_single(r + s.step);
-    copy_async_wait<kStages - 1>();
+    if (dresidual) {
+      if (live) start_more(r);
+      copy_async_commit();
+      copy_async_wait<kStages>();
+    } else {
+      copy_async_wait<kStages - 1>();
+    }
 
-    const int stage = turn;
-    turn ^= 1;
     Vec<T, N> xs[V], dys[V];
     float sum = 0, product = 0;
     if (live) {
@@ -200,7 +235,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
         sum += of_vector, product += product_of_vector;
         if constexpr (kAgain) warp_barrier();  // else nvcc loads all vectors at once, and spills
       }
-      if (kEnds && end >= 0) {
+      if (has_end) {
         const Vec<float, 4> own = load_vec<4>(mine_of_ends, 0);
         const float d = dy_of_end(own[3]), hat = fmaf(x_of_end(own[3]), scale, below_mean), g = d * own[2];
         sum += g, product = fmaf(g, hat, product);
@@ -224,25 +259,8 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
       }
     }
     if (live) {
-      Vec<T, N> more[V];
-      T more_one = T();
-      const Global<const T> residual = dresidual + (dresidual ? row_of(r) * s.dresidual_stride : 0);
-      constexpr bool kTight = kEnds && V == 4;
-      constexpr int kAhead = kTight ? 1 : V;  // what registers allow
-      const auto load_more = [&](int k) {
-        if (!kTight && !dresidual) return;
-        more[k] = Vec<T, N>{};  // tight: also without a residual, else its registers stay taken from row to row
-        if (!dresidual || !has(k)) return;
-        if (residual_like) {
-          more[k] = load_vec<N, Cache::kStream>(residual + begins, k * kStep);
-        } else {
-          FRIT_UNROLL
-          for (int i = 0; i < N; ++i) more[k][i] = load<Cache::kStream>(residual, begins + k * kStep + i);
-        }
-      };
-      FRIT_UNROLL
-      for (int k = 0; k < kAhead; ++k) load_more(k);
-      if (kEnds && dresidual && end >= 0) more_one = load<Cache::kStream>(residual, end);
+      if (dresidual) copy_async_wait<kAgain ? 0 : 1>();
+      if constexpr (kEnds) lane_dx = dx + (row_of(r) * s.dx_stride + begins);  // fewer registers
       const float mean_product = product * s.by_cols, by_x = -scale * scale * mean_product;
       const float constant = -scale * fmaf(below_mean, mean_product, sum * s.by_cols);
       FRIT_UNROLL
@@ -254,36 +272,36 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
         Vec<float, N> v;
         FRIT_UNROLL
         for (int i = 0; i < N; ++i) v[i] = fmaf(d[i] * w[i], scale, fmaf(a[i], by_x, constant));
-        if (dresidual) {
-          const Vec<float, N> m = to_float(more[k]);
+        if (dresidual && has(k)) {
+          const Vec<float, N> m = to_float(load_vec<N>(more, k * kStep));
           FRIT_UNROLL
           for (int i = 0; i < N; ++i) v[i] += m[i];
         }
-        if (k + kAhead < V) load_more(k + kAhead);
         const Vec<T, N> out = from_float<T>(v);
         if (has(k)) {
-          if (dx_like) {
-            store_vec<N>(lane_dx, k * kStep, out);
+          if (dx_like()) {
+            put(lane_dx, k * kStep, out);
           } else {
             FRIT_UNROLL
             for (int i = 0; i < N; ++i) store(lane_dx, k * kStep + i, static_cast<T>(out[i]));
           }
           if constexpr (kDropped) {
             const Vec<T, N> z = drop_group(below.dropout, out, r, first + k * 32, sum_dz[k]);
-            if (below.dz) store_vec<N>(lane_dz, k * kStep, z);
+            if (below.dz) put(lane_dz, k * kStep, z);
           }
         }
       }
-      if (kEnds && end >= 0) {
+      if (has_end) {
         const Vec<float, 2> own = load_vec<2>(mine_of_ends, 2);
         float v = fmaf(dy_of_end(own[1]) * own[0], scale, fmaf(x_of_end(own[1]), by_x, constant));
-        if (dresidual) v += widen(more_one);
+        if (dresidual) v += widen(load(dresidual, row_of(r) * s.dresidual_stride + end));
         store(lane_dx, end - begins, convert<T>(v));
       }
-      lane_dx = lane_dx + s.dx_step;
+      if constexpr (!kEnds) lane_dx = lane_dx + s.dx_step;
       if constexpr (kDropped) lane_dz = lane_dz + s.dz_step;
     }
     if constexpr (kAgain) start(r + kStages * s.step, stage);
+    stage ^= 1;
   }
 
   let_next_start();  // there is no room for it before this kernel's blocks end
@@ -329,7 +347,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
     else
       store_vec<4>(at, c, total);
   }
-  if (kEnds && group == 0 && end >= 0) {
+  if (group == 0 && has_end) {
     Vec<float, 2> total = load_vec<2>(mine_of_ends, 0);
     for (int of = 1; of < groups; ++of) {
       const Vec<float, 2> other = load_vec<2>(ends, (of * 32 + lane()) * 4);
@@ -342,27 +360,27 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
 // Starts instance i, one of held's, on b.
 template <typename T, bool full, typename Below>
 void launch_held(Context& context, int i, const BackwardShape& shape, const LayerNormBackward& b, const Below& below) {
+  const int vectors = shape.held_vectors(i);
   const BackwardCut cut = shape.cut(i, Below::kDropped ? 3 : 2);
+  const int64_t shared_bytes = cut.shared_bytes + (b.dresidual.defined() ? int64_t{cut.threads()} * 16 * vectors : 0);
   HeldBackwardRows s;
   s.dy_stride = b.dy.row_stride(), s.x_stride = b.x.row_stride();
   s.dresidual_stride = b.dresidual.row_stride(), s.dx_stride = b.dx.row_stride();
   s.rows = shape.rows, s.cols = static_cast<int>(shape.cols);
   s.warps = cut.warps, s.period = static_cast<int>(shape.period);
   s.by_cols = 1.0f / static_cast<float>(shape.cols);
+  s.streams = shape.rows * shape.cols * int64_t{sizeof(T)} > int64_t{16} << 20;
   const int64_t step = cut.blocks * cut.groups;  // rows
   s.step = static_cast<int>(step / shape.period);
   s.dy_step = step * s.dy_stride, s.x_step = step * s.x_stride, s.dx_step = step * s.dx_stride, s.dz_step = 0;
   if constexpr (Below::kDropped) s.dz_step = step * below.dz_stride;
   const auto start = [&](auto kernel) {
-    launch(context, Below::kHeldKernel, kernel, {cut.blocks, cut.threads(), cut.shared_bytes}, below, s,
+    launch(context, Below::kHeldKernel, kernel, {cut.blocks, cut.threads(), shared_bytes}, below, s,
            global<const T>(b.dy), global<const T>(b.x), global<const T>(b.gamma), global<const float>(b.mean),
            global<const float>(b.rstd), global<const T>(b.dresidual), global<T>(b.dx), global<float>(b.partials));
   };
-  const int vectors = shape.held_vectors(i);
-  if constexpr (!Below::kDropped) {
-    if (vectors == 3) return start(layer_norm_backward_held_kernel<T, 3, full, Below>);
-    if (vectors == 4) return start(layer_norm_backward_held_kernel<T, 4, full, Below>);
-  }
+  if (vectors == 3) return start(layer_norm_backward_held_kernel<T, 3, full, Below>);
+  if (vectors == 4) return start(layer_norm_backward_held_kernel<T, 4, full, Below>);
   start(layer_norm_backward_held_kernel<T, 2, full, Below>);
 }
 

@@ -91,32 +91,44 @@ layer_norm_backward_tiled_kernel(Operands<T> o, Global<float> partials) {
 
 constexpr int kAtOnce = 8;  // loads a thread has under way
 
+// Partial rows [pieces, a multiple of cols] whose columns' sums are `cols` of each of `to`; those may be undefined.
+template <typename T, int n>
+struct Partials {
+  Global<const float> rows;
+  int64_t step;  // elements from a half's row to its next one
+  Global<T> to[n];
+};
+
 // A block takes 32 columns of partials, a half of a warp a row's, two columns a lane: half h of a block adds the rows
 // h, h + halves, ..., then warp 0 adds what the warps found.
-template <typename T>
-FRIT_KERNEL(1024, 1)
-layer_norm_backward_add_partials_kernel(Global<const float> partials, int64_t step, int pieces, int64_t cols,
-                                        bool accumulate, Global<T> dgamma, Global<T> dbeta) {
-  wait_for_previous();
+template <typename T, int n>
+FRIT_DEVICE void add_partials(const Partials<T, n>& partials, int64_t block, int pieces, int64_t cols,
+                              bool accumulate) {
   const int half = thread_index() / 16, halves = thread_count() / 16;
-  const int64_t begin = block_index() * 32, column = begin + lane() % 16 * 2, mine = begin + lane();
+  const int64_t width = n * cols, column = block * 32 + lane() % 16 * 2, mine = block * 32 + lane();
   // What warp 0 writes.
-  const Global<T> to = mine < cols ? dgamma : dbeta;
-  const int64_t c = mine < cols ? mine : mine - cols;
-  const bool writes = warp() == 0 && mine < 2 * cols && to;
+  const Global<T> to = n == 1 || mine < cols ? partials.to[0] : partials.to[n - 1];
+  const int64_t c = n == 1 || mine < cols ? mine : mine - cols;
+  const bool writes = warp() == 0 && mine < width && to;
   const float before = writes && accumulate ? widen(load(to, c)) : 0.0f;
 
   Vec<float, 2> sum = {};
-  if (column < 2 * cols) {
-    Global<const float> from = partials + (half * 2 * cols + column);
+  if (column < width) {
+    const bool pairs = width % 2 == 0;
+    Global<const float> from = partials.rows + (half * width + column);
     FRIT_UNROLL_BY(1)
     for (int p = half; p < pieces; p += kAtOnce * halves) {
       Vec<float, 2> v[kAtOnce];
       FRIT_UNROLL
       for (int u = 0; u < kAtOnce; ++u) {
         v[u] = {};
-        if (p + u * halves < pieces) v[u] = load_vec<2>(from, 0);
-        from = from + step;
+        if (p + u * halves < pieces) {
+          if (pairs)
+            v[u] = load_vec<2>(from, 0);
+          else
+            v[u] = {{load(from, 0), column + 1 < width ? load(from, 1) : 0.0f}};
+        }
+        from = from + partials.step;
       }
       FRIT_UNROLL
       for (int u = 0; u < kAtOnce; ++u) sum[0] += v[u][0], sum[1] += v[u][1];
@@ -137,8 +149,30 @@ layer_norm_backward_add_partials_kernel(Global<const float> partials, int64_t st
   store(to, c, convert<T>(accumulate ? before + total : total));
 }
 
+template <typename T>
+FRIT_KERNEL(1024, 1)
+layer_norm_backward_add_partials_kernel(Partials<T, 2> partials, int pieces, int64_t cols, bool accumulate) {
+  wait_for_previous();
+  add_partials(partials, block_index(), pieces, cols, accumulate);
+}
+// And another tensor's sums, in the blocks behind the first `blocks`.
+template <typename T>
+FRIT_KERNEL(1024, 1)
+layer_norm_backward_add_all_partials_kernel(Partials<T, 2> partials, Partials<T, 1> more, int64_t blocks, int pieces,
+                                            int64_t cols, bool accumulate) {
+  wait_for_previous();
+  if (block_index() < blocks)
+    add_partials(partials, block_index(), pieces, cols, accumulate);
+  else
+    add_partials(more, block_index() - blocks, pieces, cols, accumulate);
+}
+
 int64_t over(int64_t a, int64_t b) {
   return (a + b - 1) / b;
+}
+// Of a block that adds partial rows: two rows each at a time.
+int64_t add_warps(int64_t pieces) {
+  return std::clamp<int64_t>(over(pieces, 2 * kAtOnce), 1, 32);
 }
 
 }  // namespace
@@ -178,19 +212,37 @@ void layer_norm_sum_columns(Context& context, const LayerNormBackward& b, Column
 void layer_norm_add_partials(Context& context, Buffer partials, bool accumulate, const Tensor& dgamma,
                              const Tensor& dbeta) {
   if (dgamma.dtype() == dbeta.dtype() && leave_partial_sums(context, partials, accumulate, dgamma, dbeta)) return;
-  const int64_t pieces = partials->dim(0), cols = partials->dim(1) / 2;
-  const int warps = static_cast<int>(std::clamp<int64_t>(over(pieces, 2 * kAtOnce), 1, 32));
+  const int64_t pieces = partials->dim(0), cols = partials->dim(1) / 2, warps = add_warps(pieces);
   const auto add = [&](const Tensor& gamma, const Tensor& beta) {
     dispatch_float(gamma.defined() ? gamma.dtype() : beta.dtype(), [&](auto type) {
       using T = decltype(type);
+      const Partials<T, 2> both = {
+          global<const float>(partials), warps * 4 * cols, {global<T>(gamma), global<T>(beta)}};
       launch(context, "layer_norm_backward_add_partials_kernel", layer_norm_backward_add_partials_kernel<T>,
-             {over(2 * cols, 32), warps * 32, warps * 128}, global<const float>(partials), warps * 4 * cols, pieces,
-             cols, accumulate, global<T>(gamma), global<T>(beta));
+             {over(2 * cols, 32), static_cast<int>(warps * 32), warps * 128}, both, pieces, cols, accumulate);
     });
   };
   if (dgamma.dtype() == dbeta.dtype()) return add(dgamma, dbeta);
   add(dgamma, {});
   add({}, dbeta);
+}
+
+void layer_norm_add_all_partials(Context& context, Buffer partials, Buffer more, bool accumulate, const Tensor& dgamma,
+                                 const Tensor& dbeta, const Tensor& dmore) {
+  if (context.later_sums || dgamma.dtype() != dbeta.dtype() || dgamma.dtype() != dmore.dtype()) {
+    layer_norm_add_partials(context, std::move(partials), accumulate, dgamma, dbeta);
+    return add_partial_sums_gpu(context, std::move(more), accumulate, dmore);
+  }
+  const int64_t pieces = partials->dim(0), cols = partials->dim(1) / 2, warps = add_warps(pieces);
+  dispatch_float(dgamma.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const Partials<T, 2> both = {
+        global<const float>(partials), warps * 4 * cols, {global<T>(dgamma), global<T>(dbeta)}};
+    const Partials<T, 1> one = {global<const float>(more), warps * 2 * cols, {global<T>(dmore)}};
+    launch(context, "layer_norm_backward_add_all_partials_kernel", layer_norm_backward_add_all_partials_kernel<T>,
+           {over(2 * cols, 32) + over(cols, 32), static_cast<int>(warps * 32), warps * 128}, both, one,
+           over(2 * cols, 32), pieces, cols, accumulate);
+  });
 }
 
 }  // namespace frit
