@@ -141,12 +141,13 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
       width == 0 ? 0 : scratch + (learned && found ? static_cast<int64_t>(align_up(tokens * 4)) : 0);
   c.backward_gpu.atomics = 0;
   if (aligned && o.counts && !learned) {
-    int64_t owners = 1;  // with 4 to 256 words each, at best 256
-    while (owners < 256 && vocabulary / (2 * owners) >= 4) owners *= 2;
-    while (vocabulary > 256 * owners) owners *= 2;
+    int64_t owners = 1;  // with 4 to 512 words each, at best 128
+    while (owners < 128 && vocabulary / (2 * owners) >= 4) owners *= 2;
+    while (vocabulary > 512 * owners) owners *= 2;
     c.backward_gpu.barriers = 4;  // of the first launch
     // A warp looks through whole 32 vectors of 4 ids.
-    const int64_t looking = tokens == 0 ? 0 : (tokens + 127) / 128, most = (looking + 15) / 16;
+    const int64_t looking = tokens == 0 ? 0 : (tokens + 127) / 128, of_a_block = size == 2 ? 32 : 16,
+                  most = (looking + of_a_block - 1) / of_a_block;
     c.backward_gpu.read_bytes = owners * ((looking + most - 1) / std::max<int64_t>(most, 1) * 32 + tokens) * 4 +
                                 tokens * width * size +                //
                                 pieces * 32 * 16 +                     // what each lane must know of a piece's runs

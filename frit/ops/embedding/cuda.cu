@@ -298,7 +298,7 @@ template <typename T, typename O, bool kAligned>
 struct AnyRows {
   using In = T;
   using Out = O;
-  static constexpr int kWordThreads = 512, kWordBlocks = 1, kPieceBlocks = 5;
+  static constexpr int kWordThreads = 512, kPieceBlocks = 5;
 
   FRIT_DEVICE static void write_zeros(const Sums<T, O>& a, int32_t key) {
     constexpr int kN = kVecOf<O>;
@@ -354,7 +354,7 @@ template <typename T, typename O>
 struct WholeRows {
   using In = T;
   using Out = O;
-  static constexpr int kWordThreads = 512, kWordBlocks = 2, kPieceBlocks = 5, kVectors = 2;
+  static constexpr int kWordThreads = 1024, kPieceBlocks = 5, kVectors = 2;
 
   FRIT_DEVICE static void write_zeros(const Sums<T, O>& a, int32_t key) {
     constexpr int kN = kVecOf<O>;

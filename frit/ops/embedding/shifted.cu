@@ -88,7 +88,7 @@ template <typename T>
 struct ShiftedRows {
   using In = T;
   using Out = T;
-  static constexpr int kWordThreads = 320, kWordBlocks = 2, kPieceBlocks = 5, kVectors = 4;
+  static constexpr int kWordThreads = 640, kPieceBlocks = 5, kVectors = 4;
 
   FRIT_DEVICE static void write_zeros(const Sums<T, T>& a, int32_t key) {
     const ShiftedRow row = shifted_row<kVectors>(key, a.columns);

@@ -37,14 +37,15 @@ constexpr int kPieceTokens = static_cast<int>(kEmbeddingPiece);
 static_assert(kPieceTokens <= kWarpSize, "a warp sees a run's tokens at once");
 constexpr int kRowThreads = 128, kRowWarps = kRowThreads / kWarpSize;
 constexpr int kListed = 256;  // tokens that a warp notes, 128 at a time
-constexpr int kMostWords = 256, kWordGroups = kMostWords / kWarpSize;
+constexpr int kMostWords = 512, kWordGroups = kMostWords / kWarpSize;
 
 // Of the first launch's 2^bits blocks, block b owns the words whose lowest bits are b: words lie in the order of their
-// frequency in many vocabularies, and neighbours with many tokens each would be much work for one block. 256 blocks, as
-// many as an H200 holds at once, unless they own fewer than 4 words or more than kMostWords.
+// frequency in many vocabularies, and neighbours with many tokens each would be much work for one block. 128 blocks, a
+// multiprocessor of an H200 each, as each looks through all tokens; unless they own fewer than 4 words or more than
+// kMostWords.
 inline int32_t word_bits(int64_t count) {
   int32_t bits = 0;
-  while (bits < 8 && count >> (bits + 1) >= 4) ++bits;
+  while (bits < 7 && count >> (bits + 1) >= 4) ++bits;
   while (count > int64_t{kMostWords} << bits) ++bits;
   return bits;
 }
@@ -91,7 +92,7 @@ FRIT_DEVICE void note_pieces(const Sums<T, O>& a, int32_t start, int32_t total, 
 // tokens as soon as it has them.
 // Rows: how rows are written (its T and O: dy's and the gradient's type).
 template <typename Rows>
-FRIT_KERNEL(Rows::kWordThreads, Rows::kWordBlocks)
+FRIT_KERNEL(Rows::kWordThreads, 1)
 embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
   let_next_start();
   wait_for_previous();
@@ -166,7 +167,7 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
 
   // The warp's stretch: whole vectors [begin, end) of the ids; the first warp has the ids before the first whole vector
   // too, the last one those behind the last.
-  constexpr int kAhead = 8, kMostListed = kListed - 4 * kWarpSize;
+  constexpr int kAhead = kWordThreads < 1024 ? 8 : 4, kMostListed = kListed - 4 * kWarpSize;
   const int32_t shift = row_shift(a.keys.keys), head = shift == 0 ? 0 : all < 4 - shift ? all : 4 - shift;
   const int32_t vectors = (all - head) / 4, stretch = (vectors + kWordThreads - 1) / kWordThreads * kWarpSize;
   const int32_t begin = warp() * stretch, end = begin + stretch < vectors ? begin + stretch : vectors;
