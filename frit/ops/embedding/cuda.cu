@@ -388,15 +388,14 @@ struct WholeRows {
         FRIT_UNROLL
         for (int k = 0; k < kVectors; ++k) {
           FRIT_UNROLL
-          for (int c = 0; c < 8; ++c) sum[k][c] += words.kept(k, c, threshold) ? widen(static_cast<T>(x[k][c])) : 0.0f;
+          for (int c = 0; c < 8; ++c)
+            if (words.kept(k, c, threshold)) sum[k][c] = fmaf(widen(static_cast<T>(x[k][c])), factor, sum[k][c]);
         }
       }
       const Global<O> out = a.out + (key * a.out_stride + first * 8);
       FRIT_UNROLL
       for (int k = 0; k < kVectors; ++k) {
         if (!there[k]) continue;
-        FRIT_UNROLL
-        for (int c = 0; c < 8; ++c) sum[k][c] *= factor;
         if (a.accumulate) {
           constexpr int kOut = kVecOf<O>;
           FRIT_UNROLL

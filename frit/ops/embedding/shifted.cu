@@ -128,7 +128,8 @@ struct ShiftedRows {
           for (int j = 0; j < 2; ++j) {
             const Vec<float, 8> x = to_float(settled(v[k + j]));
             FRIT_UNROLL
-            for (int c = 0; c < 8; ++c) sum[k + j][c] += random.kept(j, c, threshold) ? x[c] : 0.0f;
+            for (int c = 0; c < 8; ++c)
+              if (random.kept(j, c, threshold)) sum[k + j][c] += x[c];
           }
         }
       }
