@@ -537,8 +537,8 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
 // Vectors of 16 bytes that a lane of forward takes of a row at a time, by instance; the last one is for rows that are
 // no whole vectors.
 constexpr int kVectorsOf[] = {2, 4};
-constexpr int kShifted = 2, kColumns = 3;
-constexpr const char* kInstances[] = {"2_vectors", "4_vectors", "shifted", "columns"};
+constexpr int kShifted = 2, kColumns = 3, kShifted6 = 4;
+constexpr const char* kInstances[] = {"2_vectors", "4_vectors", "shifted", "columns", "shifted_6"};
 
 // What backward's first launch tells the cache to fetch while it looks for its words' tokens: as much of dy as there is
 // time for, their rows when it knows them, or first the one and then the other.
@@ -625,10 +625,11 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
   const bool columns = aligned && size_of(y.dtype()) == 2 && short_rows(args.table) &&
                        (!placed || short_rows(args.positions)) && y.dim(0) * y.dim(1) / 256 < (int64_t{1} << 30);
   const int fallback = shifted ? kShifted : columns ? kColumns : 0;
-  const int instance = choose_instance(context, "embedding_forward", fmt::format("{}x{}", y.dim(1), size_of(y.dtype())),
-                                       kInstances, fallback, [&](int i) {
-                                         return i == kShifted ? shifted : i == kColumns ? columns : true;
-                                       });
+  const int instance =
+      choose_instance(context, "embedding_forward", fmt::format("{}x{}", y.dim(1), size_of(y.dtype())), kInstances,
+                      fallback, [&](int i) {
+                        return i == kShifted || i == kShifted6 ? shifted : i == kColumns ? columns : true;
+                      });
   dispatch_float(y.dtype(), [&]<typename T>(T) {
     const Lookup<T> a{global<const int32_t>(args.ids),
                       global<const int32_t>(args.offsets),
@@ -649,7 +650,8 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
                       y.numel() * size_of(y.dtype()) > int64_t{16} << 20,
                       DropoutTable(args.dropout)};
     if constexpr (sizeof(T) == 2) {
-      if (instance == kShifted) return start_embedding_forward_shifted(context, a);
+      if (instance == kShifted || instance == kShifted6)
+        return start_embedding_forward_shifted(context, a, instance == kShifted6);
     }
     if constexpr (sizeof(T) == 2) {
       if (instance == kColumns) {

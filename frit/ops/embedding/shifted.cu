@@ -7,11 +7,11 @@ namespace {
 
 using namespace simt;
 
-constexpr int kThreads = 128, kWarps = kThreads / kWarpSize, kVectors = 4, kTokens = 2;
+constexpr int kThreads = 128, kWarps = kThreads / kWarpSize, kVectors = 4;
 
 // A warp takes neighbouring tokens: it finds their rows at once, a token a lane, then writes one row after the other.
 // The words' rows are on their way to the cache before the tokens' positions are known.
-template <typename T>
+template <typename T, int kTokens>
 FRIT_KERNEL(kThreads, 6)
 embedding_forward_shifted_kernel(Lookup<T> a) {
   let_next_start();
@@ -180,19 +180,20 @@ struct ShiftedRows {
 };
 
 template <typename T>
-void start(Context& context, const Lookup<T>& a) {
-  constexpr int64_t kBlock = kWarps * kTokens;
-  launch(context, "embedding_forward_shifted_kernel", embedding_forward_shifted_kernel<T>,
-         {(a.tokens + kBlock - 1) / kBlock, kThreads}, a);
+void start(Context& context, const Lookup<T>& a, bool many) {
+  const int64_t of_a_block = kWarps * (many ? 6 : 2);
+  launch(context, "embedding_forward_shifted_kernel",
+         many ? embedding_forward_shifted_kernel<T, 6> : embedding_forward_shifted_kernel<T, 2>,
+         {(a.tokens + of_a_block - 1) / of_a_block, kThreads}, a);
 }
 
 }  // namespace
 
-void start_embedding_forward_shifted(Context& context, const Lookup<bfloat16>& a) {
-  start(context, a);
+void start_embedding_forward_shifted(Context& context, const Lookup<bfloat16>& a, bool many) {
+  start(context, a, many);
 }
-void start_embedding_forward_shifted(Context& context, const Lookup<float16>& a) {
-  start(context, a);
+void start_embedding_forward_shifted(Context& context, const Lookup<float16>& a, bool many) {
+  start(context, a, many);
 }
 void start_embedding_backward_shifted(Context& context, const Sums<bfloat16, bfloat16>& a) {
   simt::launch_sums<ShiftedRows<bfloat16>>(context, a);
