@@ -1,5 +1,6 @@
 #include "frit/ops/criterion/gpu.h"
 #include "frit/simt/columns.h"
+#include "frit/simt/early.h"
 #include "frit/simt/launch.h"
 #include "frit/simt/warp_max.h"
 #include "frit/simt/warp_sum.h"
@@ -204,6 +205,7 @@ FRIT_KERNEL(256, 2)
 criterion_forward_row_per_warp_kernel(Global<T> logits, int64_t stride, int columns, int64_t rows, Bias<T> bias,
                                       Global<const int32_t> labels, float smoothing, Global<const float> scale,
                                       Global<float> loss, Global<float> nll) {
+  let_next_start();
   wait_for_previous();
   constexpr int N = kVecOf<T>;
   const int64_t r = block_index() * warp_count() + warp();
@@ -284,6 +286,7 @@ FRIT_KERNEL((has_bias ? shared_threads(true) : kManyThreads), 2)
 criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int columns, int64_t rows, Bias<T> bias,
                                        Global<const int32_t> labels, float smoothing, Global<const float> scale,
                                        Global<float> loss, Global<float> nll, Divider by_threads, int multiprocessors) {
+  let_next_start();
   wait_for_previous();
   constexpr int N = kVecOf<T>, kLine = kLineBytes / static_cast<int>(sizeof(T));
   const Shared<int64_t> sums_scratch = shared_array<int64_t>(kSumsAt);
@@ -478,6 +481,7 @@ FRIT_KERNEL(kCriterionTwoPassThreads, 2)
 criterion_forward_row_twice_kernel(Global<T> logits, int64_t stride, int columns, Bias<T> bias,
                                    Global<const int32_t> labels, float smoothing, Global<const float> scale,
                                    Global<float> loss, Global<float> nll) {
+  let_next_start();
   wait_for_previous();
   constexpr int N = kVecOf<T>;
   const Shared<float> scratch = shared_array<float>(0);

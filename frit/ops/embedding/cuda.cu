@@ -474,6 +474,7 @@ constexpr int kFinishPieces = kWarpSize, kFinishColumns = kWarpSize * 4;
 template <typename T, typename O>
 FRIT_KERNEL(kThreads, 4)
 embedding_backward_finish_kernel(Sums<T, O> a) {
+  let_next_start();
   wait_for_previous();
   constexpr int kAhead = 8;
   const int64_t groups = (a.pieces + kFinishPieces - 1) / kFinishPieces;
