@@ -141,12 +141,13 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
       width == 0 ? 0 : scratch + (learned && found ? static_cast<int64_t>(align_up(tokens * 4)) : 0);
   c.backward_gpu.atomics = 0;
   if (aligned && o.counts && !learned) {
-    int64_t owners = 1;  // with 4 to 256 words each, at best 256
-    while (owners < 256 && vocabulary / (2 * owners) >= 4) owners *= 2;
-    while (vocabulary > 256 * owners) owners *= 2;
+    int64_t owners = 1;  // with 4 to 512 words each, at best 128
+    while (owners < 128 && vocabulary / (2 * owners) >= 4) owners *= 2;
+    while (vocabulary > 512 * owners) owners *= 2;
     c.backward_gpu.barriers = 4;  // of the first launch
     // A warp looks through whole 32 vectors of 4 ids.
-    const int64_t looking = tokens == 0 ? 0 : (tokens + 127) / 128, most = (looking + 15) / 16;
+    const int64_t looking = tokens == 0 ? 0 : (tokens + 127) / 128, of_a_block = size == 2 ? 32 : 16,
+                  most = (looking + of_a_block - 1) / of_a_block;
     c.backward_gpu.read_bytes = owners * ((looking + most - 1) / std::max<int64_t>(most, 1) * 32 + tokens) * 4 +
                                 tokens * width * size +                //
                                 pieces * 32 * 16 +                     // what each lane must know of a piece's runs
@@ -161,8 +162,9 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
     c.finite_difference_step = 0;  // the loss is not a number
   }
   if (o.tail > 0 || dtype == DType::kF16) c.where = Where::kGpu;
-  if (o.instances) c.forward_instances = {"2_vectors", "4_vectors"}, c.backward_instances = {"fetches", "waits"};
-  if (o.instances && size == 2 && width % 8 != 0 && o.stride == 0) c.forward_instances.push_back("shifted");
+  if (o.instances) c.forward_instances = {"2_vectors", "4_vectors"}, c.backward_instances = {"fetches", "asks", "both"};
+  if (o.instances && size == 2 && width % 8 != 0 && o.stride == 0)
+    c.forward_instances.insert(c.forward_instances.end(), {"shifted", "shifted_6"});
   if (o.instances && size == 2 && width % 8 == 0 && o.stride % 8 == 0) c.forward_instances.push_back("columns");
   return c;
 }

@@ -298,7 +298,7 @@ template <typename T, typename O, bool kAligned>
 struct AnyRows {
   using In = T;
   using Out = O;
-  static constexpr int kWordThreads = 512, kWordBlocks = 1, kPieceBlocks = 5;
+  static constexpr int kWordThreads = 512, kPieceBlocks = 5;
 
   FRIT_DEVICE static void write_zeros(const Sums<T, O>& a, int32_t key) {
     constexpr int kN = kVecOf<O>;
@@ -354,7 +354,7 @@ template <typename T, typename O>
 struct WholeRows {
   using In = T;
   using Out = O;
-  static constexpr int kWordThreads = 512, kWordBlocks = 2, kPieceBlocks = 5, kVectors = 2;
+  static constexpr int kWordThreads = 1024, kPieceBlocks = 5, kVectors = 2;
 
   FRIT_DEVICE static void write_zeros(const Sums<T, O>& a, int32_t key) {
     constexpr int kN = kVecOf<O>;
@@ -370,54 +370,43 @@ struct WholeRows {
     if constexpr (kPiece) return sum_piece(a, tokens, count, partial);
     const uint32_t threshold = dropout_threshold(a.dropout);
     const float factor = a.dropout.scale * a.scale;
-    int first = lane(), i = 0;
-    Vec<T, 8> v[kVectors];
-    const auto fetch = [&] {
-      const Global<const T> row = a.dy + shuffle(tokens, i) * a.dy_stride;
-      FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k) {
-        v[k] = Vec<T, 8>{};
-        if (first + k * kWarpSize < vectors) v[k] = load_vec<8, Cache::kStream>(row, (first + k * kWarpSize) * 8);
-      }
-    };
-    fetch();
-    Vec<float, 8> sum[kVectors] = {};
     FRIT_UNROLL_BY(1)
-    while (first - lane() < vectors) {
-      // The next vectors are on their way while these are added.
-      const Vec<T, 8> x[kVectors] = {v[0], v[1]};
-      const uint32_t t = static_cast<uint32_t>(shuffle(tokens, i)), group = static_cast<uint32_t>(first);
-      const int at = first;
-      const bool last = ++i == count;
-      if (last) i = 0, first += kWarpSize * kVectors;
-      if (first - lane() < vectors) fetch();
-      const DropoutWords<2> words = dropout_words<2>(a.dropout, {t, t}, {group, group + kWarpSize});
-      FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k) {
+    for (int first = lane(); first - lane() < vectors; first += kWarpSize * kVectors) {
+      const bool there[kVectors] = {first < vectors, first + kWarpSize < vectors};
+      const uint32_t group = static_cast<uint32_t>(first);
+      Vec<float, 8> sum[kVectors] = {};
+      FRIT_UNROLL_BY(1)
+      for (int i = 0; i < count; ++i) {
+        const int32_t token = shuffle(tokens, i);
+        const Global<const T> row = a.dy + (token * a.dy_stride + first * 8);
+        Vec<T, 8> x[kVectors] = {};
         FRIT_UNROLL
-        for (int c = 0; c < 8; ++c) sum[k][c] += words.kept(k, c, threshold) ? widen(static_cast<T>(x[k][c])) : 0.0f;
+        for (int k = 0; k < kVectors; ++k)
+          if (there[k]) x[k] = load_vec<8, Cache::kStream>(row, k * kWarpSize * 8);
+        const uint32_t t = static_cast<uint32_t>(token);
+        const DropoutWords<2> words = dropout_words<2>(a.dropout, {t, t}, {group, group + kWarpSize});
+        FRIT_UNROLL
+        for (int k = 0; k < kVectors; ++k) {
+          FRIT_UNROLL
+          for (int c = 0; c < 8; ++c)
+            if (words.kept(k, c, threshold)) sum[k][c] = fmaf(widen(static_cast<T>(x[k][c])), factor, sum[k][c]);
+        }
       }
-      if (!last) continue;
+      const Global<O> out = a.out + (key * a.out_stride + first * 8);
       FRIT_UNROLL
       for (int k = 0; k < kVectors; ++k) {
-        const int column = (at + k * kWarpSize) * 8;
-        if (column >= a.columns) continue;
-        FRIT_UNROLL
-        for (int c = 0; c < 8; ++c) sum[k][c] *= factor;
-        const Global<O> out = a.out + key * a.out_stride;
+        if (!there[k]) continue;
         if (a.accumulate) {
           constexpr int kOut = kVecOf<O>;
           FRIT_UNROLL
           for (int c = 0; c < 8; c += kOut) {
-            const Vec<O, kOut> before = load_vec<kOut>(out, column + c);
+            const Vec<O, kOut> before = load_vec<kOut>(out, k * kWarpSize * 8 + c);
             FRIT_UNROLL
             for (int j = 0; j < kOut; ++j) sum[k][c + j] += widen(static_cast<O>(before[j]));
           }
         }
-        write(out, column, sum[k]);
+        write(out, k * kWarpSize * 8, sum[k]);
       }
-      FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k) sum[k] = Vec<float, 8>{};
     }
   }
 
@@ -485,6 +474,7 @@ constexpr int kFinishPieces = kWarpSize, kFinishColumns = kWarpSize * 4;
 template <typename T, typename O>
 FRIT_KERNEL(kThreads, 4)
 embedding_backward_finish_kernel(Sums<T, O> a) {
+  let_next_start();
   wait_for_previous();
   constexpr int kAhead = 8;
   const int64_t groups = (a.pieces + kFinishPieces - 1) / kFinishPieces;
@@ -548,8 +538,13 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
 // Vectors of 16 bytes that a lane of forward takes of a row at a time, by instance; the last one is for rows that are
 // no whole vectors.
 constexpr int kVectorsOf[] = {2, 4};
-constexpr int kShifted = 2, kColumns = 3;
-constexpr const char* kInstances[] = {"2_vectors", "4_vectors", "shifted", "columns"};
+constexpr int kShifted = 2, kColumns = 3, kShifted6 = 4;
+constexpr const char* kInstances[] = {"2_vectors", "4_vectors", "shifted", "columns", "shifted_6"};
+
+// What backward's first launch tells the cache to fetch while it looks for its words' tokens: as much of dy as there is
+// time for, their rows when it knows them, or first the one and then the other.
+constexpr const char* kBackwardInstances[] = {"fetches", "asks", "both"};
+constexpr int kFetches = 0, kAsks = 1, kBoth = 2;
 
 // f(std::integral_constant<int, vectors>()) of instance i.
 template <typename F>
@@ -568,14 +563,14 @@ bool whole_vectors(const Tensor& t) {
 
 // out[k] (+)= scale * sum over tokens with key k of mask/keep * dy.
 void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Dropout& dropout, float scale,
-                bool accumulate, const Tensor& out, bool fetches) {
+                bool accumulate, const Tensor& out, int how) {
   const int64_t tokens = keys.tokens, columns = dy.dim(1), pieces = (tokens + kEmbeddingPiece - 1) / kEmbeddingPiece;
   const int64_t partials_stride = (columns + 3) / 4 * 4;
   Buffer order = context.allocate({tokens}, DType::kI32, "embedding.order");
   Buffer runs = context.allocate({pieces, 4}, DType::kI32, "embedding.runs");
   Buffer partials = context.allocate({2 * pieces, partials_stride}, DType::kF32, "embedding.partials");
   // As much as looking through the tokens leaves time for.
-  const int64_t fetch = fetches && dy.contiguous() ? std::min<int64_t>(dy.bytes(), 16 << 20) : 0;
+  const int64_t fetch = how != kAsks && dy.contiguous() ? std::min<int64_t>(dy.bytes(), 16 << 20) : 0;
   const int32_t bits = word_bits(keys.count);
   const bool aligned = whole_vectors(dy) && whole_vectors(out), shifted = shifts(dy) && shifts(out);
   dispatch_float(dy.dtype(), [&]<typename T>(T) {
@@ -596,6 +591,7 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
                          static_cast<int32_t>(partials_stride),
                          scale,
                          accumulate,
+                         how != kFetches,
                          DropoutTable(dropout)};
       if constexpr (sizeof(T) == 2) {
         if (aligned) launch_sums<WholeRows<T, O>>(context, a);
@@ -630,10 +626,11 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
   const bool columns = aligned && size_of(y.dtype()) == 2 && short_rows(args.table) &&
                        (!placed || short_rows(args.positions)) && y.dim(0) * y.dim(1) / 256 < (int64_t{1} << 30);
   const int fallback = shifted ? kShifted : columns ? kColumns : 0;
-  const int instance = choose_instance(context, "embedding_forward", fmt::format("{}x{}", y.dim(1), size_of(y.dtype())),
-                                       kInstances, fallback, [&](int i) {
-                                         return i == kShifted ? shifted : i == kColumns ? columns : true;
-                                       });
+  const int instance =
+      choose_instance(context, "embedding_forward", fmt::format("{}x{}", y.dim(1), size_of(y.dtype())), kInstances,
+                      fallback, [&](int i) {
+                        return i == kShifted || i == kShifted6 ? shifted : i == kColumns ? columns : true;
+                      });
   dispatch_float(y.dtype(), [&]<typename T>(T) {
     const Lookup<T> a{global<const int32_t>(args.ids),
                       global<const int32_t>(args.offsets),
@@ -654,7 +651,8 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
                       y.numel() * size_of(y.dtype()) > int64_t{16} << 20,
                       DropoutTable(args.dropout)};
     if constexpr (sizeof(T) == 2) {
-      if (instance == kShifted) return start_embedding_forward_shifted(context, a);
+      if (instance == kShifted || instance == kShifted6)
+        return start_embedding_forward_shifted(context, a, instance == kShifted6);
     }
     if constexpr (sizeof(T) == 2) {
       if (instance == kColumns) {
@@ -681,17 +679,15 @@ void embedding_backward_gpu(Context& context, const EmbeddingArgs& args, const T
                             bool accumulate, const Tensor& dtable, const Tensor& dpositions) {
   const int64_t tokens = dy.dim(0);
   if (dy.dim(1) == 0) return;
-  constexpr const char* kInstances[] = {"fetches", "waits"};
-  const bool fetches =
-      choose_instance(context, "embedding_backward", fmt::format("{}x{}", dy.dim(1), size_of(dy.dtype())), kInstances,
-                      0, [](int) { return true; }) == 0;
+  const int how = choose_instance(context, "embedding_backward", fmt::format("{}x{}", dy.dim(1), size_of(dy.dtype())),
+                                  kBackwardInstances, kBoth, [](int) { return true; });
   Keys keys{global<const int32_t>(args.ids),
             global<const int32_t>(args.offsets),
             tokens,
             args.offsets.defined() ? static_cast<int32_t>(args.offsets.dim(0) - 1) : 0,
             static_cast<int32_t>(dtable.dim(0)),
             static_cast<int32_t>(pad_id)};
-  sum_by_key(context, keys, dy, args.dropout, args.scale, accumulate, dtable, fetches);
+  sum_by_key(context, keys, dy, args.dropout, args.scale, accumulate, dtable, how);
   if (!dpositions.defined()) return;
   keys.count = static_cast<int32_t>(dpositions.dim(0)), keys.skipped = -1;
   Buffer positions;
@@ -704,7 +700,7 @@ void embedding_backward_gpu(Context& context, const EmbeddingArgs& args, const T
            {(tokens + kThreads - 1) / kThreads, kThreads}, global<const int32_t>(args.offsets), keys.sequences, tokens,
            args.position_offset, global<int32_t>(positions));
   }
-  sum_by_key(context, keys, dy, args.dropout, 1.0f, accumulate, dpositions, fetches);
+  sum_by_key(context, keys, dy, args.dropout, 1.0f, accumulate, dpositions, how);
 }
 
 }  // namespace frit

@@ -7,11 +7,11 @@ namespace {
 
 using namespace simt;
 
-constexpr int kThreads = 128, kWarps = kThreads / kWarpSize, kVectors = 4, kTokens = 2;
+constexpr int kThreads = 128, kWarps = kThreads / kWarpSize, kVectors = 4;
 
 // A warp takes neighbouring tokens: it finds their rows at once, a token a lane, then writes one row after the other.
 // The words' rows are on their way to the cache before the tokens' positions are known.
-template <typename T>
+template <typename T, int kTokens>
 FRIT_KERNEL(kThreads, 6)
 embedding_forward_shifted_kernel(Lookup<T> a) {
   let_next_start();
@@ -88,7 +88,7 @@ template <typename T>
 struct ShiftedRows {
   using In = T;
   using Out = T;
-  static constexpr int kWordThreads = 320, kWordBlocks = 2, kPieceBlocks = 5, kVectors = 4;
+  static constexpr int kWordThreads = 640, kPieceBlocks = 5, kVectors = 4;
 
   FRIT_DEVICE static void write_zeros(const Sums<T, T>& a, int32_t key) {
     const ShiftedRow row = shifted_row<kVectors>(key, a.columns);
@@ -128,7 +128,8 @@ struct ShiftedRows {
           for (int j = 0; j < 2; ++j) {
             const Vec<float, 8> x = to_float(settled(v[k + j]));
             FRIT_UNROLL
-            for (int c = 0; c < 8; ++c) sum[k + j][c] += random.kept(j, c, threshold) ? x[c] : 0.0f;
+            for (int c = 0; c < 8; ++c)
+              if (random.kept(j, c, threshold)) sum[k + j][c] += x[c];
           }
         }
       }
@@ -179,19 +180,20 @@ struct ShiftedRows {
 };
 
 template <typename T>
-void start(Context& context, const Lookup<T>& a) {
-  constexpr int64_t kBlock = kWarps * kTokens;
-  launch(context, "embedding_forward_shifted_kernel", embedding_forward_shifted_kernel<T>,
-         {(a.tokens + kBlock - 1) / kBlock, kThreads}, a);
+void start(Context& context, const Lookup<T>& a, bool many) {
+  const int64_t of_a_block = kWarps * (many ? 6 : 2);
+  launch(context, "embedding_forward_shifted_kernel",
+         many ? embedding_forward_shifted_kernel<T, 6> : embedding_forward_shifted_kernel<T, 2>,
+         {(a.tokens + of_a_block - 1) / of_a_block, kThreads}, a);
 }
 
 }  // namespace
 
-void start_embedding_forward_shifted(Context& context, const Lookup<bfloat16>& a) {
-  start(context, a);
+void start_embedding_forward_shifted(Context& context, const Lookup<bfloat16>& a, bool many) {
+  start(context, a, many);
 }
-void start_embedding_forward_shifted(Context& context, const Lookup<float16>& a) {
-  start(context, a);
+void start_embedding_forward_shifted(Context& context, const Lookup<float16>& a, bool many) {
+  start(context, a, many);
 }
 void start_embedding_backward_shifted(Context& context, const Sums<bfloat16, bfloat16>& a) {
   simt::launch_sums<ShiftedRows<bfloat16>>(context, a);

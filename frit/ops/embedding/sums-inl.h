@@ -29,7 +29,7 @@ struct Sums {
   int64_t dy_stride, out_stride, pieces, fetch_bytes;
   int32_t bits, owned, columns, partials_stride;
   float scale;
-  bool accumulate;
+  bool accumulate, asks;
   DropoutTable dropout;
 };
 
@@ -37,14 +37,15 @@ constexpr int kPieceTokens = static_cast<int>(kEmbeddingPiece);
 static_assert(kPieceTokens <= kWarpSize, "a warp sees a run's tokens at once");
 constexpr int kRowThreads = 128, kRowWarps = kRowThreads / kWarpSize;
 constexpr int kListed = 256;  // tokens that a warp notes, 128 at a time
-constexpr int kMostWords = 256, kWordGroups = kMostWords / kWarpSize;
+constexpr int kMostWords = 512, kWordGroups = kMostWords / kWarpSize;
 
 // Of the first launch's 2^bits blocks, block b owns the words whose lowest bits are b: words lie in the order of their
-// frequency in many vocabularies, and neighbours with many tokens each would be much work for one block. 256 blocks, as
-// many as an H200 holds at once, unless they own fewer than 4 words or more than kMostWords.
+// frequency in many vocabularies, and neighbours with many tokens each would be much work for one block. 128 blocks, a
+// multiprocessor of an H200 each, as each looks through all tokens; unless they own fewer than 4 words or more than
+// kMostWords.
 inline int32_t word_bits(int64_t count) {
   int32_t bits = 0;
-  while (bits < 8 && count >> (bits + 1) >= 4) ++bits;
+  while (bits < 7 && count >> (bits + 1) >= 4) ++bits;
   while (count > int64_t{kMostWords} << bits) ++bits;
   return bits;
 }
@@ -87,10 +88,11 @@ FRIT_DEVICE void note_pieces(const Sums<T, O>& a, int32_t start, int32_t total, 
 // A warp looks through its own stretch of the tokens, notes those of owned
 // words in shared memory, and counts them by word; when the counts before it are known, it puts them in their places,
 // looking through its stretch again if there were too many to note. No block waits for another. Then the warps take
-// words one after the other. Tells the cache to fetch `fetch_bytes` of dy meanwhile.
+// words one after the other. Tells the cache to fetch `fetch_bytes` of dy meanwhile, and if it `asks`, the rows of its
+// tokens as soon as it has them.
 // Rows: how rows are written (its T and O: dy's and the gradient's type).
 template <typename Rows>
-FRIT_KERNEL(Rows::kWordThreads, Rows::kWordBlocks)
+FRIT_KERNEL(Rows::kWordThreads, 1)
 embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
   let_next_start();
   wait_for_previous();
@@ -165,7 +167,7 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
 
   // The warp's stretch: whole vectors [begin, end) of the ids; the first warp has the ids before the first whole vector
   // too, the last one those behind the last.
-  constexpr int kAhead = 8, kMostListed = kListed - 4 * kWarpSize;
+  constexpr int kAhead = kWordThreads < 1024 ? 8 : 4, kMostListed = kListed - 4 * kWarpSize;
   const int32_t shift = row_shift(a.keys.keys), head = shift == 0 ? 0 : all < 4 - shift ? all : 4 - shift;
   const int32_t vectors = (all - head) / 4, stretch = (vectors + kWordThreads - 1) / kWordThreads * kWarpSize;
   const int32_t begin = warp() * stretch, end = begin + stretch < vectors ? begin + stretch : vectors;
@@ -259,6 +261,14 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
         if (listed <= kMostListed) continue;
         use_noted(pass > 0);
         listed = 0, again = true;
+      }
+    }
+    if (a.asks && pass == 0 && !again) {
+      warp_barrier();
+      FRIT_UNROLL_BY(1)
+      for (int i = 0; i < listed; i += kWarpSize) {
+        const int some = listed - i < kWarpSize ? listed - i : kWarpSize;
+        ask_for_rows(a, lane() < some ? load(noted, i + lane()) : 0, some);
       }
     }
     use_noted(pass > 0);
