@@ -126,21 +126,21 @@ void bias_activation_dropout_backward_gpu(Context& context, const Tensor& dy, co
   const bool packed = lies_packed(x) && lies_packed(dy) && lies_packed(dx);
   ColumnWalk walk = sums ? make_sum_walk(x, 8, packed, vectors) : make_column_walk(x, kThreads, 8, 0, packed, vectors);
   const bool whole = walks_whole(walk, x, vectors) && begins_whole(bias);
+  bool held = false;  // a form of walks with column sums
+  if (sums && (whole || walks_folded(walk, x))) {
+    const char* const names[] = {"pairs", "held"};
+    held = choose_instance(context, "bias_activation_dropout_backward", fmt::format("{}x{}", x.dim(0), x.dim(1)), names,
+                           0, [](int) { return true; }) == 1;
+  }
   if (sums) fill_whole(walk, x, whole, kActivationSumThreads, 4, packed, vectors);
-  if (sums) fill_folded(walk, x, packed, kFoldedSums, 4);
+  if (sums) fill_folded(walk, x, packed, held ? kHeldFoldedSums : kFoldedSums, 4);
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "bias_activation_dropout.partial");
   if (whole) {
-    bool held = false;
-    if (sums) {
-      const char* const names[] = {"pairs", "held"};
-      held = choose_instance(context, "bias_activation_dropout_backward", fmt::format("{}x{}", x.dim(0), x.dim(1)),
-                             names, 0, [](int) { return true; }) == 1;
-    }
     start_activation_backward_whole(context, walk, dy, x, bias, form.activation, dropout, dx,
                                     sums ? partial.tensor() : Tensor(), held);
   } else if (sums && walks_folded(walk, x)) {
-    start_activation_backward_folded(context, walk, dy, x, bias, form.activation, dropout, dx, partial.tensor());
+    start_activation_backward_folded(context, walk, dy, x, bias, form.activation, dropout, dx, partial.tensor(), held);
   } else {
     dispatch_float(x.dtype(), [&](auto t) {
       using T = decltype(t);

@@ -7,6 +7,7 @@ namespace frit {
 
 constexpr int kActivationThreads = 256, kActivationSumThreads = 896;  // of a block without and with column sums
 constexpr FoldedBlocks kFolded = {8, kActivationThreads / 32, 32}, kFoldedSums = {4, 20, 20};
+constexpr FoldedBlocks kHeldFoldedSums = {4, 24, 24};  // where rows on their way lie in shared memory
 
 // Calls f with the activation as a constant.
 template <typename F>
@@ -31,11 +32,11 @@ void start_activation_backward_whole(Context& context, const ColumnWalk& walk, c
                                      const Tensor& bias, Activation activation, const simt::DropoutTable& dropout,
                                      const Tensor& dx, const Tensor& partial, bool held);
 
-// walk: such that walks_folded. The backward one writes column sums.
+// walk: such that walks_folded. The backward one writes column sums; held: rows on their way lie in shared memory.
 void start_activation_forward_folded(Context& context, const ColumnWalk& walk, const Tensor& x, const Tensor& bias,
                                      Activation activation, const simt::DropoutTable& dropout, const Tensor& y);
 void start_activation_backward_folded(Context& context, const ColumnWalk& walk, const Tensor& dy, const Tensor& x,
                                       const Tensor& bias, Activation activation, const simt::DropoutTable& dropout,
-                                      const Tensor& dx, const Tensor& partial);
+                                      const Tensor& dx, const Tensor& partial, bool held);
 
 }  // namespace frit
