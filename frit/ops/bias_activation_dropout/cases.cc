@@ -110,7 +110,8 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Activation activation, Opti
                       rows * cols * size_of(dtype) * 2 + (o.bias ? cols * size_of(dtype) : 0)};
   state_gpu_budgets(c, rows, cols, dtype, o);
   if (dtype == DType::kF16) c.where = Where::kGpu;
-  if (o.instances) c.backward_instances = {"pairs", "held"};
+  if (o.instances && cols % 8 == 0) c.backward_instances = {"pairs", "ahead", "held"};
+  if (o.instances && cols % 8 != 0) c.forward_instances = c.backward_instances = {"pairs", "held"};
   if (o.in_place) return c;
   c.incoming = {"y"};
   c.differentiable = {"x"};
