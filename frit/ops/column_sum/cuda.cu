@@ -2,6 +2,7 @@
 #include "frit/ops/column_sum/gpu.h"
 #include "frit/ops/column_sum/walk.h"
 #include "frit/simt/early.h"
+#include "frit/simt/walk_16.h"
 
 namespace frit {
 namespace {
@@ -99,6 +100,7 @@ PartialSum<T> partial_sum(const Tensor& partials, int64_t offset, const Tensor& 
 }
 
 constexpr int kUnroll = 8;
+constexpr FoldedBlocks kFolded = {4, 15, 15};  // one block a multiprocessor: few partial rows
 
 template <typename T>
 FRIT_KERNEL(kSumThreads, 1)
@@ -172,7 +174,8 @@ void add_partial_sums_gpu(Context& context, Buffer partials, bool accumulate, co
 }
 
 void column_sum_gpu(Context& context, const Tensor& x, bool accumulate, const Tensor& y) {
-  const ColumnWalk walk = make_sum_walk(x, kUnroll, lies_packed(x), true);
+  ColumnWalk walk = make_sum_walk(x, kUnroll, lies_packed(x), true);
+  fill_folded(walk, x, lies_packed(x), kFolded, kUnroll);
   Buffer partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "column_sum.partial");
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);
