@@ -145,7 +145,7 @@ bias_activation_dropout_backward_folded_kernel(ColumnWalk walk, Global<const T> 
 
 // The same, where the rows on their way lie in shared memory (frit/simt/held_folded.h).
 template <typename T, Activation activation>
-FRIT_KERNEL(32 * kHeldFoldedSums.warps, 1)
+FRIT_KERNEL(32 * kHeldFoldedSums.warps, 2)
 bias_activation_dropout_backward_held_folded_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
                                                     Global<const T> bias, DropoutTable dropout, Global<T> dx,
                                                     Global<float> partial) {

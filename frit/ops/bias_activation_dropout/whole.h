@@ -13,7 +13,7 @@ constexpr const char* kBackwardRows[] = {"pairs", "ahead", "held"};
 // Threads of a block without and with column sums.
 constexpr int kActivationThreads = 256, kActivationSumThreads = 896, kAheadThreads = 768;
 constexpr FoldedBlocks kFolded = {8, kActivationThreads / 32, 32}, kFoldedSums = {4, 20, 20};
-constexpr FoldedBlocks kHeldFoldedSums = {4, 24, 24};  // where rows on their way lie in shared memory
+constexpr FoldedBlocks kHeldFoldedSums = {4, 12, 24};  // where rows on their way lie in shared memory
 
 // Calls f with the activation as a constant.
 template <typename F>

@@ -12,10 +12,10 @@ namespace {
 using namespace simt;
 
 constexpr int kThreads = 256, kUnroll = 2;
-constexpr FoldedBlocks kFolded = {8, kThreads / 32, 24}, kFoldedSums = {4, 24, 24};
+constexpr FoldedBlocks kFolded = {8, kThreads / 32, 24}, kFoldedSums = {4, 12, 24};
 // Where rows on their way lie in shared memory: blocks, a stage's places, and rows.
-constexpr FoldedBlocks kHeldFoldedSums = {4, 32, 32};
-constexpr int kHeldFoldedThreads = 1024, kHeldFoldedStages = 8;
+constexpr FoldedBlocks kHeldFoldedSums = {4, 16, 32};
+constexpr int kHeldFoldedThreads = 32 * kHeldFoldedSums.warps, kHeldFoldedStages = 8;
 
 // How backward knows what was dropped. kComputed: Philox again. The others are the papers' forms, for comparison.
 enum class Keep { kComputed, kBytes, kBits };
@@ -328,7 +328,7 @@ bias_dropout_residual_forward_folded_kernel(ColumnWalk walk, Global<const T> x, 
 }
 
 template <typename T>
-FRIT_KERNEL(32 * kFoldedSums.warps, 1)
+FRIT_KERNEL(32 * kFoldedSums.warps, 2)
 bias_dropout_residual_backward_folded_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
                                              Global<float> partial) {
   constexpr int N = 8, U = 4;
@@ -371,7 +371,7 @@ bias_dropout_residual_backward_folded_kernel(ColumnWalk walk, Global<const T> dy
 
 // The same, where the rows on their way lie in shared memory (frit/simt/held_folded.h).
 template <typename T>
-FRIT_KERNEL(32 * kHeldFoldedSums.warps, 1)
+FRIT_KERNEL(32 * kHeldFoldedSums.warps, 2)
 bias_dropout_residual_backward_held_folded_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout,
                                                   Global<T> dx, Global<float> partial) {
   constexpr int N = 8, kStage = kHeldFoldedThreads * N;
