@@ -3,6 +3,7 @@
 #include "frit/ops/bias_activation_dropout/whole.h"
 #include "frit/ops/column_sum/gpu.h"
 #include "frit/ops/column_sum/walk.h"
+#include "frit/simt/early.h"
 #include "frit/simt/folded_columns.h"
 
 namespace frit {
@@ -19,6 +20,7 @@ bias_activation_dropout_forward_columns_kernel(ColumnWalk walk, bool vectors, Gl
                                                int64_t y_stride) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = column_place(walk, x);
   const float scale = dropout.scale;
   const bool drop = dropout.active;
@@ -58,6 +60,7 @@ bias_activation_dropout_backward_columns_kernel(ColumnWalk walk, bool vectors, G
                                                 Global<float> partial) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = column_place(walk, x);
   const float scale = dropout.scale;
   const bool drop = dropout.active;

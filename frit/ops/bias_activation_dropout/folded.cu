@@ -18,6 +18,7 @@ bias_activation_dropout_forward_folded_kernel(ColumnWalk walk, Global<const T> x
                                               DropoutTable dropout, Global<T> y) {
   constexpr int N = 8, U = 2;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = column_place(walk, x);
   if (!ballot(at.active)) return;
   const FoldedRows rows = folded_rows(walk, at);
@@ -59,6 +60,7 @@ bias_activation_dropout_forward_held_folded_kernel(ColumnWalk walk, Global<const
                                                    DropoutTable dropout, Global<T> y) {
   constexpr int N = 8, S = kForwardStages, kStage = kActivationThreads * N;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = column_place(walk, x);
   if (!ballot(at.active)) return;
   const FoldedRows rows = folded_rows(walk, at);

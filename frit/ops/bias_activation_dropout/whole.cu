@@ -8,6 +8,8 @@ namespace {
 
 using namespace simt;
 
+// Threads whose registers are left to the blocks that add the partial rows, which so stand ready.
+constexpr int kSpareThreads = 128;
 constexpr int kHeldThreads = 1024, kHeldStages = 4;  // the places of a stage, rows on their way
 
 template <typename T, Activation activation>
@@ -16,6 +18,7 @@ bias_activation_dropout_forward_whole_kernel(ColumnWalk walk, Global<const T> x,
                                              DropoutTable dropout, Global<T> y, RowSteps x_rows, RowSteps y_rows) {
   constexpr int N = 8;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = whole_place(walk);
   if (!at.active) return;
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
@@ -50,14 +53,14 @@ bias_activation_dropout_forward_whole_kernel(ColumnWalk walk, Global<const T> x,
 }
 
 template <typename T, Activation activation, bool sums>
-FRIT_KERNEL(sums ? kActivationSumThreads : kActivationThreads, sums ? 1 : 4)
+FRIT_KERNEL(sums ? kActivationSumThreads + kSpareThreads : kActivationThreads, sums ? 1 : 4)
 bias_activation_dropout_backward_whole_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
                                               Global<const T> bias, DropoutTable dropout, Global<T> dx,
                                               RowSteps dy_rows, RowSteps x_rows, RowSteps dx_rows,
                                               Global<float> partial) {
   constexpr int N = 8;
   wait_for_previous();
-  if (sums) let_next_start();
+  let_next_start();
   const ColumnPlace at = whole_place(walk);
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
             first = static_cast<int>(at.piece) * walk.lanes + at.lane;
@@ -154,7 +157,7 @@ bias_activation_dropout_backward_ahead_kernel(ColumnWalk walk, Global<const T> d
 // The same with column sums, where the S rows that are on their way to a thread lie in shared memory, its own place in
 // each stage, and take no registers.
 template <typename T, Activation activation, int S>
-FRIT_KERNEL(kActivationSumThreads, 1)
+FRIT_KERNEL(kActivationSumThreads + kSpareThreads, 1)
 bias_activation_dropout_backward_held_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
                                              Global<const T> bias, DropoutTable dropout, Global<T> dx, RowSteps dy_rows,
                                              RowSteps x_rows, RowSteps dx_rows, Global<float> partial) {

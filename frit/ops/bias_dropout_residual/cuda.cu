@@ -52,6 +52,7 @@ bias_dropout_residual_forward_columns_kernel(ColumnWalk walk, bool vectors, Glob
                                              Global<T> y, int64_t y_stride, Global<uint8_t> mask) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = column_place(walk, x);
   const float scale = dropout.scale;
   const bool drop = dropout.active;
@@ -96,7 +97,7 @@ bias_dropout_residual_backward_columns_kernel(ColumnWalk walk, bool vectors, Glo
                                               Global<const uint8_t> mask) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
-  if (sums) let_next_start();
+  let_next_start();
   const ColumnPlace at = column_place(walk, dy);
   const float scale = dropout.scale;
   const bool drop = dropout.active;
@@ -143,6 +144,7 @@ bias_dropout_residual_forward_whole_kernel(ColumnWalk walk, Global<const T> x, G
                                            Global<T> y, int64_t y_stride) {
   constexpr int N = 8;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = whole_place(walk);
   if (!at.active) return;
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
@@ -196,7 +198,7 @@ bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy,
                                             RowSteps dy_rows, RowSteps dx_rows, Global<float> partial) {
   constexpr int N = 8;
   wait_for_previous();
-  if (sums) let_next_start();
+  let_next_start();
   const ColumnPlace at = whole_place(walk);
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
             first = static_cast<int>(at.piece) * walk.lanes + at.lane;
@@ -240,11 +242,11 @@ bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy,
 // The same with column sums, where the S rows that are on their way to a thread lie in shared memory, its own place in
 // each stage, and take no registers.
 template <typename T, int S, int threads>
-FRIT_KERNEL(threads, 1)
+FRIT_KERNEL(threads + 128, 1)  // registers are left to the blocks that add the partial rows
 bias_dropout_residual_backward_held_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
                                            RowSteps dy_rows, RowSteps dx_rows, Global<float> partial) {
   constexpr int N = 8, kStage = 1024 * N;
-  static_assert(threads <= 1024);
+  static_assert(threads + 128 <= 1024);
   wait_for_previous();
   let_next_start();
   const ColumnPlace at = whole_place(walk);
@@ -291,6 +293,7 @@ bias_dropout_residual_forward_folded_kernel(ColumnWalk walk, Global<const T> x, 
                                             Global<const T> residual, DropoutTable dropout, Global<T> y) {
   constexpr int N = 8, U = 2;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = column_place(walk, x);
   if (!ballot(at.active)) return;
   const FoldedRows rows = folded_rows(walk, at);

@@ -64,6 +64,7 @@ template <typename T>
 FRIT_KERNEL(kAddThreads, 16)
 column_sum_add_partials_kernel(PartialSum<T> sum) {
   wait_for_previous();
+  let_next_start();
   add_partials(sum, block_index());
 }
 
@@ -78,6 +79,7 @@ template <typename T>
 FRIT_KERNEL(kAddThreads, 16)
 column_sum_add_many_partials_kernel(PartialSums<T> table) {
   wait_for_previous();
+  let_next_start();
   int mine = 0;
   while (mine + 1 < table.count && table.sums[mine + 1].first_block <= block_index()) ++mine;
   add_partials(table.sums[mine], block_index() - table.sums[mine].first_block);
