@@ -2,7 +2,7 @@
 // (frit/simt/columns.h): every vector but the tensor's last is whole, and dropout's masks are drawn for 8 rows at once,
 // kept as a bit in each element's byte, and shifted to the vectors' columns byte by byte.
 #pragma once
-#include "frit/simt/whole_columns.h"
+#include "frit/simt/row_draws.h"
 
 namespace frit {
 
@@ -89,12 +89,12 @@ FRIT_DEVICE KeptRows kept_rows(const ColumnWalk& walk, const ColumnPlace& at, co
   if (!d.active) return rows;
   const uint32_t apart = static_cast<uint32_t>(step) * static_cast<uint32_t>(walk.fold);
   const uint32_t row = static_cast<uint32_t>(k) * static_cast<uint32_t>(walk.fold) + static_cast<uint32_t>(at.fold_row);
-  const uint32_t group = static_cast<uint32_t>(at.fold_column) / 8, add = dropout_carry(d);
+  const uint32_t add = dropout_carry(d);
+  const RowDraws draws(d, static_cast<uint32_t>(at.fold_column) / 8);
   FRIT_UNROLL_BY(1)
   for (int u = k + 4 * step < end ? 4 : 0; u >= 0; u -= 4) {
     const uint32_t r = row + static_cast<uint32_t>(u) * apart;
-    const DropoutWords<4> words =
-        dropout_words<4>(d, {r, r + apart, r + 2 * apart, r + 3 * apart}, {group, group, group, group});
+    const DropoutWords<4> words = draws.rows<4>(d, r, apart);
     FRIT_UNROLL
     for (int i = 3; i >= 0; --i) add_row(rows, words.v[i], add);
   }

@@ -3,6 +3,7 @@
 #include "frit/ops/bias_activation_dropout/whole.h"
 #include "frit/ops/column_sum/gpu.h"
 #include "frit/ops/column_sum/walk.h"
+#include "frit/simt/early.h"
 #include "frit/simt/folded_columns.h"
 
 namespace frit {
@@ -19,6 +20,7 @@ bias_activation_dropout_forward_columns_kernel(ColumnWalk walk, bool vectors, Gl
                                                int64_t y_stride) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = column_place(walk, x);
   const float scale = dropout.scale;
   const bool drop = dropout.active;
@@ -58,6 +60,7 @@ bias_activation_dropout_backward_columns_kernel(ColumnWalk walk, bool vectors, G
                                                 Global<float> partial) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = column_place(walk, x);
   const float scale = dropout.scale;
   const bool drop = dropout.active;
@@ -106,7 +109,11 @@ void bias_activation_dropout_forward_gpu(Context& context, const Tensor& x, cons
   if (walks_folded(walk, x)) {
     ColumnWalk folded = walk;
     fill_folded(folded, x, packed, kFolded, 4);
-    return start_activation_forward_folded(context, folded, x, bias, activation, DropoutTable(dropout), y);
+    const char* const names[] = {"pairs", "held"};
+    const bool held =
+        choose_instance(context, "bias_activation_dropout_forward", fmt::format("{}x{}", x.dim(0), x.dim(1)), names, 0,
+                        [](int) { return true; }) == 1;
+    return start_activation_forward_folded(context, folded, x, bias, activation, DropoutTable(dropout), y, held);
   }
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);
@@ -126,21 +133,21 @@ void bias_activation_dropout_backward_gpu(Context& context, const Tensor& dy, co
   const bool packed = lies_packed(x) && lies_packed(dy) && lies_packed(dx);
   ColumnWalk walk = sums ? make_sum_walk(x, 8, packed, vectors) : make_column_walk(x, kThreads, 8, 0, packed, vectors);
   const bool whole = walks_whole(walk, x, vectors) && begins_whole(bias);
-  if (sums) fill_whole(walk, x, whole, kActivationSumThreads, 4, packed, vectors);
-  if (sums) fill_folded(walk, x, packed, kFoldedSums, 4);
+  BackwardRows way = BackwardRows::kPairs;
+  if (sums && (whole || walks_folded(walk, x)))
+    way = static_cast<BackwardRows>(choose_instance(
+        context, "bias_activation_dropout_backward", fmt::format("{}x{}", x.dim(0), x.dim(1)), kBackwardRows, 0,
+        [&](int i) { return whole || static_cast<BackwardRows>(i) != BackwardRows::kAhead; }));
+  if (sums)
+    fill_whole(walk, x, whole, way == BackwardRows::kAhead ? kAheadThreads : kActivationSumThreads, 4, packed, vectors);
+  if (sums) fill_folded(walk, x, packed, way == BackwardRows::kHeld ? kHeldFoldedSums : kFoldedSums, 4);
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "bias_activation_dropout.partial");
   if (whole) {
-    bool held = false;
-    if (sums) {
-      const char* const names[] = {"pairs", "held"};
-      held = choose_instance(context, "bias_activation_dropout_backward", fmt::format("{}x{}", x.dim(0), x.dim(1)),
-                             names, 0, [](int) { return true; }) == 1;
-    }
     start_activation_backward_whole(context, walk, dy, x, bias, form.activation, dropout, dx,
-                                    sums ? partial.tensor() : Tensor(), held);
+                                    sums ? partial.tensor() : Tensor(), way);
   } else if (sums && walks_folded(walk, x)) {
-    start_activation_backward_folded(context, walk, dy, x, bias, form.activation, dropout, dx, partial.tensor());
+    start_activation_backward_folded(context, walk, dy, x, bias, form.activation, dropout, dx, partial.tensor(), way);
   } else {
     dispatch_float(x.dtype(), [&](auto t) {
       using T = decltype(t);

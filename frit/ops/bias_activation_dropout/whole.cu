@@ -8,6 +8,8 @@ namespace {
 
 using namespace simt;
 
+// Threads whose registers are left to the blocks that add the partial rows, which so stand ready.
+constexpr int kSpareThreads = 128;
 constexpr int kHeldThreads = 1024, kHeldStages = 4;  // the places of a stage, rows on their way
 
 template <typename T, Activation activation>
@@ -16,6 +18,7 @@ bias_activation_dropout_forward_whole_kernel(ColumnWalk walk, Global<const T> x,
                                              DropoutTable dropout, Global<T> y, RowSteps x_rows, RowSteps y_rows) {
   constexpr int N = 8;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = whole_place(walk);
   if (!at.active) return;
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
@@ -50,14 +53,14 @@ bias_activation_dropout_forward_whole_kernel(ColumnWalk walk, Global<const T> x,
 }
 
 template <typename T, Activation activation, bool sums>
-FRIT_KERNEL(sums ? kActivationSumThreads : kActivationThreads, sums ? 1 : 4)
+FRIT_KERNEL(sums ? kActivationSumThreads + kSpareThreads : kActivationThreads, sums ? 1 : 4)
 bias_activation_dropout_backward_whole_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
                                               Global<const T> bias, DropoutTable dropout, Global<T> dx,
                                               RowSteps dy_rows, RowSteps x_rows, RowSteps dx_rows,
                                               Global<float> partial) {
   constexpr int N = 8;
   wait_for_previous();
-  if (sums) let_next_start();
+  let_next_start();
   const ColumnPlace at = whole_place(walk);
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
             first = static_cast<int>(at.piece) * walk.lanes + at.lane;
@@ -97,10 +100,64 @@ bias_activation_dropout_backward_whole_kernel(ColumnWalk walk, Global<const T> d
   if constexpr (sums) store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
 }
 
+// The same with column sums, where a row's vectors are loaded as soon as those of two rows before are widened.
+template <typename T, Activation activation>
+FRIT_KERNEL(kAheadThreads, 1)
+bias_activation_dropout_backward_ahead_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
+                                              Global<const T> bias, DropoutTable dropout, Global<T> dx,
+                                              RowSteps dy_rows, RowSteps x_rows, RowSteps dx_rows,
+                                              Global<float> partial) {
+  constexpr int N = 8, U = 2;
+  wait_for_previous();
+  let_next_start();
+  const ColumnPlace at = whole_place(walk);
+  const int step = static_cast<int>(walk.pieces) * walk.lanes,
+            first = static_cast<int>(at.piece) * walk.lanes + at.lane;
+  const int end = at.active ? static_cast<int>(walk.rows) : 0;
+  Global<const T> x_from = x + (first * x_rows.stride + at.column), dy_from = dy + (first * dy_rows.stride + at.column);
+  Global<T> to = dx + (first * dx_rows.stride + at.column);
+  Vec<T, N> v[U], g[U];
+  const auto fetch = [&](int u, bool there) {
+    if (there) v[u] = load_vec<N, Cache::kStream>(x_from, 0), g[u] = load_vec<N, Cache::kStream>(dy_from, 0);
+    x_from = x_from + x_rows.step, dy_from = dy_from + dy_rows.step;
+  };
+  FRIT_UNROLL
+  for (int u = 0; u < U; ++u) fetch(u, first + u * step < end);
+  const uint32_t threshold = dropout_threshold(dropout);
+  const RowDraws draws(dropout, static_cast<uint32_t>(at.column / N));
+  const Vec<float, N> b = to_float(bias && at.active ? load_vec<N>(bias, at.column) : Vec<T, N>{});
+  float sum[N] = {};
+  const auto row = [&](auto behind, int u, int k) {  // is there a row U behind it?
+    const DropoutWords<1> words = draws.rows<1>(dropout, static_cast<uint32_t>(k), 0);
+    const Vec<T, N> in = v[u], incoming = g[u];
+    if constexpr (behind) fetch(u, true);
+    Vec<float, N> d;
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i) {
+      d[i] = through<T, activation>(widen(static_cast<T>(incoming[i])), widen(static_cast<T>(in[i])) + b[i],
+                                    dropout.scale);
+      d[i] = words.kept(0, i, threshold) ? d[i] : 0.0f;
+      sum[i] += d[i];
+    }
+    store_vec<N, Cache::kStream>(to, 0, from_float<T>(d));
+    to = to + dx_rows.step;
+  };
+  int k = first;
+  FRIT_UNROLL_BY(1)
+  for (; k + 3 * step < end; k += 2 * step) row(std::true_type(), 0, k), row(std::true_type(), 1, k + step);
+  if (k + 2 * step < end) {
+    row(std::true_type(), 0, k), row(std::false_type(), 1, k + step), row(std::false_type(), 0, k + 2 * step);
+  } else {
+    if (k < end) row(std::false_type(), 0, k);
+    if (k + step < end) row(std::false_type(), 1, k + step);
+  }
+  store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
+}
+
 // The same with column sums, where the S rows that are on their way to a thread lie in shared memory, its own place in
 // each stage, and take no registers.
 template <typename T, Activation activation, int S>
-FRIT_KERNEL(kActivationSumThreads, 1)
+FRIT_KERNEL(kActivationSumThreads + kSpareThreads, 1)
 bias_activation_dropout_backward_held_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
                                              Global<const T> bias, DropoutTable dropout, Global<T> dx, RowSteps dy_rows,
                                              RowSteps x_rows, RowSteps dx_rows, Global<float> partial) {
@@ -166,7 +223,7 @@ void start_activation_forward_whole(Context& context, const ColumnWalk& walk, co
 
 void start_activation_backward_whole(Context& context, const ColumnWalk& walk, const Tensor& dy, const Tensor& x,
                                      const Tensor& bias, Activation activation, const DropoutTable& dropout,
-                                     const Tensor& dx, const Tensor& partial, bool held) {
+                                     const Tensor& dx, const Tensor& partial, BackwardRows way) {
   dispatch_16(x.dtype(), [&](auto t) {
     using T = decltype(t);
     const auto run = [&](auto kernel, int64_t shared_bytes) {
@@ -179,7 +236,9 @@ void start_activation_backward_whole(Context& context, const ColumnWalk& walk, c
       const int64_t sums_bytes = column_sums_shared_bytes(walk, 8);
       if (!partial.defined())
         run(bias_activation_dropout_backward_whole_kernel<T, form.value, false>, 0);
-      else if (held)
+      else if (way == BackwardRows::kAhead)
+        run(bias_activation_dropout_backward_ahead_kernel<T, form.value>, sums_bytes);
+      else if (way == BackwardRows::kHeld)
         run(bias_activation_dropout_backward_held_kernel<T, form.value, kHeldStages>,
             sums_bytes + kHeldStages * 2 * kHeldThreads * 16);
       else

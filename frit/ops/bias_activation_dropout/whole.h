@@ -5,8 +5,15 @@
 
 namespace frit {
 
-constexpr int kActivationThreads = 256, kActivationSumThreads = 896;  // of a block without and with column sums
+// Where the rows that backward with column sums has on their way lie, and when they are asked for: two at a time in
+// registers, each two ahead in registers, four ahead in shared memory.
+enum class BackwardRows { kPairs, kAhead, kHeld };
+constexpr const char* kBackwardRows[] = {"pairs", "ahead", "held"};
+
+// Threads of a block without and with column sums.
+constexpr int kActivationThreads = 256, kActivationSumThreads = 896, kAheadThreads = 768;
 constexpr FoldedBlocks kFolded = {8, kActivationThreads / 32, 32}, kFoldedSums = {4, 20, 20};
+constexpr FoldedBlocks kHeldFoldedSums = {4, 12, 24};  // where rows on their way lie in shared memory
 
 // Calls f with the activation as a constant.
 template <typename F>
@@ -26,16 +33,17 @@ void dispatch_activation(Activation activation, F&& f) {
 // walk: such that walks_whole, and bias begins_whole.
 void start_activation_forward_whole(Context& context, const ColumnWalk& walk, const Tensor& x, const Tensor& bias,
                                     Activation activation, const simt::DropoutTable& dropout, const Tensor& y);
-// partial: where blocks write their column sums; may be missing. held: rows on their way lie in shared memory.
+// partial: where blocks write their column sums; may be missing.
 void start_activation_backward_whole(Context& context, const ColumnWalk& walk, const Tensor& dy, const Tensor& x,
                                      const Tensor& bias, Activation activation, const simt::DropoutTable& dropout,
-                                     const Tensor& dx, const Tensor& partial, bool held);
+                                     const Tensor& dx, const Tensor& partial, BackwardRows way);
 
-// walk: such that walks_folded. The backward one writes column sums.
+// walk: such that walks_folded. held: rows on their way lie in shared memory. The backward one writes column sums.
 void start_activation_forward_folded(Context& context, const ColumnWalk& walk, const Tensor& x, const Tensor& bias,
-                                     Activation activation, const simt::DropoutTable& dropout, const Tensor& y);
+                                     Activation activation, const simt::DropoutTable& dropout, const Tensor& y,
+                                     bool held);
 void start_activation_backward_folded(Context& context, const ColumnWalk& walk, const Tensor& dy, const Tensor& x,
                                       const Tensor& bias, Activation activation, const simt::DropoutTable& dropout,
-                                      const Tensor& dx, const Tensor& partial);
+                                      const Tensor& dx, const Tensor& partial, BackwardRows way);
 
 }  // namespace frit

@@ -2,6 +2,7 @@
 #include "frit/ops/bias_dropout_residual/sum-inl.h"
 #include "frit/ops/column_sum/gpu.h"
 #include "frit/simt/early.h"
+#include "frit/simt/held_folded.h"
 #include "frit/simt/row_draws.h"
 #include "frit/simt/walk_16.h"
 
@@ -11,7 +12,10 @@ namespace {
 using namespace simt;
 
 constexpr int kThreads = 256, kUnroll = 2;
-constexpr FoldedBlocks kFolded = {8, kThreads / 32, 24}, kFoldedSums = {4, 24, 24};
+constexpr FoldedBlocks kFolded = {8, kThreads / 32, 24}, kFoldedSums = {4, 12, 24};
+// Where rows on their way lie in shared memory: blocks, a stage's places, and rows.
+constexpr FoldedBlocks kHeldFoldedSums = {4, 16, 32};
+constexpr int kHeldFoldedThreads = 32 * kHeldFoldedSums.warps, kHeldFoldedStages = 8;
 
 // How backward knows what was dropped. kComputed: Philox again. The others are the papers' forms, for comparison.
 enum class Keep { kComputed, kBytes, kBits };
@@ -48,6 +52,7 @@ bias_dropout_residual_forward_columns_kernel(ColumnWalk walk, bool vectors, Glob
                                              Global<T> y, int64_t y_stride, Global<uint8_t> mask) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = column_place(walk, x);
   const float scale = dropout.scale;
   const bool drop = dropout.active;
@@ -92,7 +97,7 @@ bias_dropout_residual_backward_columns_kernel(ColumnWalk walk, bool vectors, Glo
                                               Global<const uint8_t> mask) {
   constexpr int N = kVecOf<T>;
   wait_for_previous();
-  if (sums) let_next_start();
+  let_next_start();
   const ColumnPlace at = column_place(walk, dy);
   const float scale = dropout.scale;
   const bool drop = dropout.active;
@@ -139,6 +144,7 @@ bias_dropout_residual_forward_whole_kernel(ColumnWalk walk, Global<const T> x, G
                                            Global<T> y, int64_t y_stride) {
   constexpr int N = 8;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = whole_place(walk);
   if (!at.active) return;
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
@@ -192,7 +198,7 @@ bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy,
                                             RowSteps dy_rows, RowSteps dx_rows, Global<float> partial) {
   constexpr int N = 8;
   wait_for_previous();
-  if (sums) let_next_start();
+  let_next_start();
   const ColumnPlace at = whole_place(walk);
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
             first = static_cast<int>(at.piece) * walk.lanes + at.lane;
@@ -236,11 +242,11 @@ bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy,
 // The same with column sums, where the S rows that are on their way to a thread lie in shared memory, its own place in
 // each stage, and take no registers.
 template <typename T, int S, int threads>
-FRIT_KERNEL(threads, 1)
+FRIT_KERNEL(threads + 128, 1)  // registers are left to the blocks that add the partial rows
 bias_dropout_residual_backward_held_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
                                            RowSteps dy_rows, RowSteps dx_rows, Global<float> partial) {
   constexpr int N = 8, kStage = 1024 * N;
-  static_assert(threads <= 1024);
+  static_assert(threads + 128 <= 1024);
   wait_for_previous();
   let_next_start();
   const ColumnPlace at = whole_place(walk);
@@ -287,6 +293,7 @@ bias_dropout_residual_forward_folded_kernel(ColumnWalk walk, Global<const T> x, 
                                             Global<const T> residual, DropoutTable dropout, Global<T> y) {
   constexpr int N = 8, U = 2;
   wait_for_previous();
+  let_next_start();
   const ColumnPlace at = column_place(walk, x);
   if (!ballot(at.active)) return;
   const FoldedRows rows = folded_rows(walk, at);
@@ -324,7 +331,7 @@ bias_dropout_residual_forward_folded_kernel(ColumnWalk walk, Global<const T> x, 
 }
 
 template <typename T>
-FRIT_KERNEL(32 * kFoldedSums.warps, 1)
+FRIT_KERNEL(32 * kFoldedSums.warps, 2)
 bias_dropout_residual_backward_folded_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
                                              Global<float> partial) {
   constexpr int N = 8, U = 4;
@@ -363,6 +370,50 @@ bias_dropout_residual_backward_folded_kernel(ColumnWalk walk, Global<const T> dy
     store_span<N>(dx + row, at.column, at.limit, result(to_float(g_cut)));
   }
   store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
+}
+
+// The same, where the rows on their way lie in shared memory (frit/simt/held_folded.h).
+template <typename T>
+FRIT_KERNEL(32 * kHeldFoldedSums.warps, 2)
+bias_dropout_residual_backward_held_folded_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout,
+                                                  Global<T> dx, Global<float> partial) {
+  constexpr int N = 8, kStage = kHeldFoldedThreads * N;
+  wait_for_previous();
+  let_next_start();
+  const ColumnPlace at = column_place(walk, dy);
+  FoldedRows rows = folded_rows(walk, at);
+  if (!ballot(at.active)) rows.end = 0;
+  const int64_t step = rows.step * walk.row_stride, begin = rows.first * walk.row_stride + at.column;
+  Global<const T> from = dy + begin;
+  Global<T> to = dx + begin;
+  const Shared<T> ring = shared_array<T>(thread_index() * (N * 2));
+  float sum[N] = {};
+  const auto start = [&](int row, int stage) {
+    if (row < rows.whole_end) copy_async16(ring, stage * kStage, from, 0);
+    copy_async_commit();
+    from = from + step;
+  };
+  const auto result = [&](Vec<float, N> d) {
+    FRIT_UNROLL
+    for (int i = 0; i < N; ++i) d[i] *= dropout.scale, sum[i] += d[i];
+    return from_float<T>(d);
+  };
+  for_held_folded_rows<kHeldFoldedStages>(walk, at, rows, dropout, start,
+                                          [&](int row, int stage, const KeptRows& kept) {
+                                            copy_async_wait<kHeldFoldedStages - 1>();
+                                            Vec<T, N> g = load_vec<N>(ring, stage * kStage);
+                                            start(row + kHeldFoldedStages * rows.step, stage);
+                                            kept.drop(g);
+                                            store_vec<N, Cache::kStream>(to, 0, result(to_float(g)));
+                                            to = to + step;
+                                          });
+  if (rows.cut) {
+    const int64_t row = (walk.rows - 1) * walk.row_stride;
+    Vec<T, N> g_cut = load_span<N>(dy + row, at.column, at.limit, T());
+    kept_cut(walk, at, dropout).drop(g_cut);
+    store_span<N>(dx + row, at.column, at.limit, result(to_float(g_cut)));
+  }
+  store_column_sums(walk, at, sum, shared_array<float>(kHeldFoldedStages * kStage * 2), partial, walk.columns, 0);
 }
 
 // Calls f with the form that `keep` asks for: none, a byte an element, or a bit.
@@ -420,11 +471,11 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
   const bool whole = walks_whole(walk, dy, vectors) && !keep.defined();
   int instance = 0;
   if (sums && !keep.defined()) {
-    if (whole)
+    if (whole || walks_folded(walk, dy))
       instance = choose_instance(context, "bias_dropout_residual_backward", fmt::format("{}x{}", dy.dim(0), dy.dim(1)),
-                                 kWholeNames, 0, [](int) { return true; });
+                                 kWholeNames, 0, [&](int i) { return whole || i != 1; });
     fill_whole(walk, dy, whole, kWholeSums[instance].threads, 4, packed, vectors);
-    fill_folded(walk, dy, packed, kFoldedSums, 8);
+    fill_folded(walk, dy, packed, instance == 2 ? kHeldFoldedSums : kFoldedSums, 8);
   }
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), dy.dim(1)}, DType::kF32, "bias_dropout_residual.partial");
@@ -445,9 +496,15 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
   } else if (sums && walks_folded(walk, dy) && !keep.defined()) {
     dispatch_16(dy.dtype(), [&](auto t) {
       using T = decltype(t);
-      launch(context, "bias_dropout_residual_backward_folded_kernel", bias_dropout_residual_backward_folded_kernel<T>,
-             {walk.blocks(), walk.threads(), column_sums_shared_bytes(walk, 8)}, walk, global<const T>(dy),
-             DropoutTable(dropout), global<T>(dx), global<float>(partial.tensor()));
+      const auto run = [&](const char* name, auto kernel, int64_t ring_bytes) {
+        launch(context, name, kernel, {walk.blocks(), walk.threads(), ring_bytes + column_sums_shared_bytes(walk, 8)},
+               walk, global<const T>(dy), DropoutTable(dropout), global<T>(dx), global<float>(partial.tensor()));
+      };
+      if (instance == 2)
+        run("bias_dropout_residual_backward_held_folded_kernel", bias_dropout_residual_backward_held_folded_kernel<T>,
+            kHeldFoldedStages * kHeldFoldedThreads * 16);
+      else
+        run("bias_dropout_residual_backward_folded_kernel", bias_dropout_residual_backward_folded_kernel<T>, 0);
     });
   } else {
     dispatch_float(dy.dtype(), [&](auto t) {

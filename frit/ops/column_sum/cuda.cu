@@ -2,6 +2,7 @@
 #include "frit/ops/column_sum/gpu.h"
 #include "frit/ops/column_sum/walk.h"
 #include "frit/simt/early.h"
+#include "frit/simt/walk_16.h"
 
 namespace frit {
 namespace {
@@ -63,6 +64,7 @@ template <typename T>
 FRIT_KERNEL(kAddThreads, 16)
 column_sum_add_partials_kernel(PartialSum<T> sum) {
   wait_for_previous();
+  let_next_start();
   add_partials(sum, block_index());
 }
 
@@ -77,6 +79,7 @@ template <typename T>
 FRIT_KERNEL(kAddThreads, 16)
 column_sum_add_many_partials_kernel(PartialSums<T> table) {
   wait_for_previous();
+  let_next_start();
   int mine = 0;
   while (mine + 1 < table.count && table.sums[mine + 1].first_block <= block_index()) ++mine;
   add_partials(table.sums[mine], block_index() - table.sums[mine].first_block);
@@ -99,6 +102,7 @@ PartialSum<T> partial_sum(const Tensor& partials, int64_t offset, const Tensor& 
 }
 
 constexpr int kUnroll = 8;
+constexpr FoldedBlocks kFolded = {4, 15, 15};  // one block a multiprocessor: few partial rows
 
 template <typename T>
 FRIT_KERNEL(kSumThreads, 1)
@@ -172,7 +176,8 @@ void add_partial_sums_gpu(Context& context, Buffer partials, bool accumulate, co
 }
 
 void column_sum_gpu(Context& context, const Tensor& x, bool accumulate, const Tensor& y) {
-  const ColumnWalk walk = make_sum_walk(x, kUnroll, lies_packed(x), true);
+  ColumnWalk walk = make_sum_walk(x, kUnroll, lies_packed(x), true);
+  fill_folded(walk, x, lies_packed(x), kFolded, kUnroll);
   Buffer partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "column_sum.partial");
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);
