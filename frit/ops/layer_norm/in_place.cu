@@ -55,8 +55,11 @@ layer_norm_forward_in_place_kernel(PlacedRows s, Global<const T> x, Global<const
   if (part == 0 && lane() < head) one = lane();
   if (is_last && lane() >= N && lane() < N + tail) one = s.cols - tail + (lane() - N);
   const bool has_one = one >= 0;
-  T value_one = T();
-  if (has_one) value_one = load<Cache::kStream>(row_x, one);
+  T value_one = T(), gamma_one = T(), beta_one = T();
+  if (has_one) {
+    value_one = load<Cache::kStream>(row_x, one);
+    gamma_one = load<Cache::kReadOnly>(gamma, one), beta_one = load<Cache::kReadOnly>(beta, one);
+  }
   const int of_vectors = is_last ? (vectors - part * V * 32) * N : V * kStep;
   const float count = static_cast<float>(alone ? s.cols : of_vectors + (part == 0 ? head : 0) + (is_last ? tail : 0));
   const float by_count = alone ? s.by_cols : reciprocal_fast(count);
@@ -116,10 +119,6 @@ layer_norm_forward_in_place_kernel(PlacedRows s, Global<const T> x, Global<const
   }
   const auto normalised = [&](float value, float g, float b) { return fmaf(fmaf(value, scale, left), g, b); };
   const Global<T> row_y = y + row * s.y_stride;
-  if (has_one) {
-    const float g = widen(load<Cache::kReadOnly>(gamma, one)), b = widen(load<Cache::kReadOnly>(beta, one));
-    store<Cache::kStream>(row_y, one, convert<T>(normalised(d_one, g, b)));
-  }
   const Global<T> to = row_y + (head + mine * N);
   const Global<const T> gammas = gamma + mine * N, betas = beta + mine * N;
   const auto write = [&](auto past) {
@@ -142,6 +141,7 @@ layer_norm_forward_in_place_kernel(PlacedRows s, Global<const T> x, Global<const
       store_vec<N, Cache::kStream>(to, k * kStep, from_float<T>(out));
     }
   };
+  if (has_one) store<Cache::kStream>(row_y, one, convert<T>(normalised(d_one, widen(gamma_one), widen(beta_one))));
   if (head == 0)
     write(std::integral_constant<int, 0>());
   else
