@@ -94,19 +94,9 @@ Spans held_backward_of(int64_t rows, int64_t cols, int64_t stride, DType dtype) 
   return s;
 }
 
-// How forward's `classes` shares out rows, which many 16-bit rows take that are no whole vectors: 24 warps for each of
-// an H200's multiprocessors, in blocks of 8 rows or, where several warps share one, of one.
-Spans classes_of(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
-  Spans s;
-  s.warps = held_warps(cols, dtype);
-  if (s.warps == 0 || (cols % 8 == 0 && stride % 8 == 0) || rows * cols * 2 <= int64_t{16} << 20) return s;
-  s.each = over(cols / 8, 32) / s.warps;
-  s.period = std::clamp<int64_t>(8 / std::gcd(stride, int64_t{8}), 1, rows);
-  s.groups = s.warps == 1 ? 8 : 1;
-  const int64_t of_class = over(rows, s.period),
-                pieces = std::min(over(of_class, s.groups), 24 * 132 / (s.groups * s.warps) / s.period);
-  s.blocks = pieces * s.period, s.batches = over(of_class, pieces * s.groups);
-  return s;
+// Do rows of 16 bits run where they lie (forward's `in_place`)? Many that are no whole vectors do.
+bool runs_in_place(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
+  return held_warps(cols, dtype) > 0 && (cols % 8 != 0 || stride % 8 != 0) && rows * cols * 2 > int64_t{16} << 20;
 }
 
 // x once, y once. A block reads gamma and beta once, or a warp for the row it takes (up to 32 vectors two rows); a row
@@ -116,17 +106,16 @@ GpuBudget forward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
   const Spans s = spans_of(rows, cols, stride, dtype, false);
   GpuBudget b;
   b.launches = rows == 0 ? 0 : 1;
-  if (const Spans c = classes_of(rows, cols, stride, dtype); c.each > 0) {
-    b.barriers = 1 + (c.warps > 1 ? c.batches : 0);
-    // Beside x, a block reads gamma and beta: where its rows begin past a multiple of 16 bytes all vectors but one
-    // twice; and the columns that fill no vector once for each row it takes at once.
-    int64_t of_blocks = 0;
-    for (int64_t i = 0; i < c.period; ++i) {
-      const int64_t head = (8 - i * stride % 8) % 8, single = head + (cols - head) % 8;
-      of_blocks += c.blocks / c.period * (cols + (head > 0 ? 8 * (cols / 8 - 1) : 0) + (c.groups - 1) * single);
+  if (runs_in_place(rows, cols, stride, dtype)) {
+    b.barriers = held_warps(cols, dtype) > 1 ? 1 : 0;
+    // Of gamma and beta each, where a row begins past a multiple of 16 bytes, two vectors for each of its own but the
+    // last.
+    int64_t shared = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t head = (8 - i * (stride % 8) % 8) % 8;
+      shared += cols + (head > 0 ? (cols - head) / 8 * 8 - 8 : 0);
     }
-    b.read_bytes = (rows * cols + 2 * of_blocks) * size;
-    b.written_bytes = rows * cols * size + 8 * rows;
+    b.read_bytes = (rows * cols + 2 * shared) * size, b.written_bytes = rows * cols * size + 8 * rows;
     b.atomics = 0, b.scratch_bytes = 0;
     return b;
   }
@@ -186,7 +175,7 @@ void add_instances(OpCase& c, int64_t cols, DType dtype) {
   const int64_t vectors = vectors_of(cols, dtype);
   c.forward_instances = {"looped"};
   if (held_warps(cols, dtype) > 0)
-    for (const char* name : {"held", "classes", "classes_short"}) c.forward_instances.push_back(name);
+    for (const char* name : {"held", "classes", "classes_short", "in_place"}) c.forward_instances.push_back(name);
   std::vector<std::string> spans;
   for (int64_t each : {2, 4, 5})
     if (vectors + 1 <= 8 * 32 * each) spans.push_back(fmt::format("spans_{}", each));
@@ -337,7 +326,7 @@ std::vector<OpCase> layer_norm_cases() {
       // forward's `held` and `classes`, of a warp and of several, x and y beginning apart or not at all whole
       for (int64_t cols : {505, 766, 1536, 2052, 4097}) {
         cases.push_back(make_forward(9, cols, dtype, {.stride = cols + cols % 3, .note = "/held"}));
-        cases.back().forward_instances = {"classes", "classes_short"};
+        cases.back().forward_instances = {"classes", "classes_short", "in_place"};
       }
     if (dtype == DType::kBF16)  // `classes`, whose groups of warps take up to three rows
       for (auto [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{{3300, 265}, {660, 2557}}) {
@@ -361,7 +350,8 @@ std::vector<OpCase> layer_norm_cases() {
       cases[i].forward_instances = {"one_sync_1", "one_sync_2", "one_sync_4", "one_sync_wide",
                                     "looped",     "spans_2",    "spans_4",    "spans_5"};
     if (dtype != DType::kF32)
-      for (size_t i = cases.size() - 2; i < cases.size(); ++i) cases[i].forward_instances.push_back("classes");
+      for (size_t i = cases.size() - 2; i < cases.size(); ++i)
+        cases[i].forward_instances.insert(cases[i].forward_instances.end(), {"classes", "in_place"});
     // One element far from the rest: a shift by the first element alone would lose the others.
     OpCase outlier = make_forward(3, 1024, dtype, {.note = "/outlier"});
     outlier.inputs[0].fill = [](CaseRandom& random, Array& a) {

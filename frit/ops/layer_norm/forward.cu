@@ -1,6 +1,7 @@
 #include "frit/ops/layer_norm/forward-inl.h"
 #include "frit/ops/layer_norm/gpu.h"
 #include "frit/ops/layer_norm/held.h"
+#include "frit/simt/whole_columns.h"
 
 namespace frit {
 namespace layer_norm {
@@ -75,8 +76,7 @@ ForwardShape::ForwardShape(const Tensor& x) : rows(x.dim(0)), cols(x.dim(1)), n(
 }
 
 int ForwardShape::warps_of(int i) const {
-  if (i == kHeld || is_classes(i))
-    return held_vectors() > 0 ? static_cast<int>(over(cols / n, 32 * held_vectors())) : 0;
+  if (i == kHeld || stay(i)) return held_vectors() > 0 ? static_cast<int>(over(cols / n, 32 * held_vectors())) : 0;
   return static_cast<int>(over(is_spans(i) ? chunks : vectors, 32 * kVectors[i]));
 }
 
@@ -90,14 +90,14 @@ int ForwardShape::held_vectors() const {
 }
 
 bool ForwardShape::fits(int i) const {
-  if (i == kHeld || is_classes(i)) return held_vectors() > 0 && (i == kHeld || rows < int64_t{1} << 30);
+  if (i == kHeld || stay(i)) return held_vectors() > 0 && (i == kHeld || rows < int64_t{1} << 30);
   return i == kLooped || warps_of(i) <= kMostWarps[i];
 }
 
 int ForwardShape::rule() const {
   // Many rows that are no whole vectors, of which a block takes several: what it keeps is made often enough.
   const bool ragged = period > 1 || cols % n != 0;
-  if (fits(kHeld)) return ragged && fits(kClasses) && rows * cols * 16 / n > int64_t{16} << 20 ? kClasses : kHeld;
+  if (fits(kHeld)) return ragged && fits(kInPlace) && rows * cols * 16 / n > int64_t{16} << 20 ? kInPlace : kHeld;
   // The share of the threads' vectors that the row fills, times 1024.
   const auto filled = [&](int i) { return vectors * 1024 / (warps_of(i) * 32 * kVectors[i]); };
   // One warp a row while it can hold it: no barrier. Beyond that 4 vectors a thread, unless many would be empty.
@@ -157,9 +157,13 @@ void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gam
   const int instance = layer_norm::choose_forward(context, x);
   const bool whole = layer_norm::whole_vectors(x) && layer_norm::whole_vectors(y) && layer_norm::whole_vectors(gamma) &&
                      layer_norm::whole_vectors(beta);
-  if (layer_norm::ForwardShape::is_classes(instance) && layer_norm::rows_alike(x, y))
-    return layer_norm::start_forward_classes(context, instance, shape, x, gamma, beta, eps, y, mean, rstd);
-  if (instance == layer_norm::kHeld || layer_norm::ForwardShape::is_classes(instance))
+  if (layer_norm::ForwardShape::stay(instance) && layer_norm::rows_alike(x, y)) {
+    if (instance != layer_norm::kInPlace)
+      return layer_norm::start_forward_classes(context, instance, shape, x, gamma, beta, eps, y, mean, rstd);
+    if (begins_whole(gamma) && begins_whole(beta))
+      return layer_norm::start_forward_in_place(context, shape, x, gamma, beta, eps, y, mean, rstd);
+  }
+  if (instance == layer_norm::kHeld || layer_norm::ForwardShape::stay(instance))
     return layer_norm::start_forward_held(context, shape, whole, x, gamma, beta, eps, y, mean, rstd);
   dispatch_float(x.dtype(), [&](auto type) {
     using T = decltype(type);
