@@ -15,14 +15,13 @@ bool bias_dropout_residual_norm_backward_gpu(Context& context, const Tensor& dy,
   const BackwardShape shape(s);
   const bool whole =
       whole_vectors(s) && whole_vectors(dy) && whole_vectors(dresidual) && whole_vectors(ds) && whole_vectors(dx);
-  const bool holds = whole && shape.held_vectors(kHeldBackward) > 0;
+  const bool holds = shape.held_vectors() == 2 || shape.held_vectors() == 3;
   const struct {
     int instance;
     const char* name;
     bool fits;
   } instances[] = {{kXhat1, "xhat_1", shape.widest() == kXhat1},
                    {kHeldBackward, "held", holds},
-                   {kHeldWideBackward, "held_wide", holds},
                    {kSpans2Backward, "spans_2", whole && shape.spans_fit(kSpans2Backward)},
                    {kSpans4Backward, "spans_4", whole && shape.spans_fit(kSpans4Backward)}};
   const int rule = holds && shape.vectors > 32 ? kHeldBackward : shape.rule_but_held();
@@ -44,9 +43,13 @@ bool bias_dropout_residual_norm_backward_gpu(Context& context, const Tensor& dy,
     const DroppedBelow<T> below = {DropoutTable(dropout), global<T>(dx), dx.row_stride(),
                                    global<float>(bias_partials.tensor())};
     if constexpr (sizeof(T) == 2) {
-      if (BackwardShape::is_held(instance)) {
-        if (shape.held_full(instance)) return launch_held<T, true>(context, instance, shape, operands, below);
-        return launch_held<T, false>(context, instance, shape, operands, below);
+      if (instance == kHeldBackward) {
+        if (!whole) {
+          const DroppedBelow<T, false> ragged = {below.dropout, below.dz, below.dz_stride, below.partials};
+          return launch_held<T, false>(context, shape, operands, ragged);
+        }
+        if (shape.held_full()) return launch_held<T, true>(context, shape, operands, below);
+        return launch_held<T, false>(context, shape, operands, below);
       }
     }
     if (BackwardShape::is_spans(instance)) return launch_spans<T>(context, instance, shape, operands, below);

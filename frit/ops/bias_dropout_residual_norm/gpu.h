@@ -15,11 +15,11 @@ bool bias_dropout_residual_norm_forward_gpu(Context& context, const Tensor& x, c
                                             const Tensor& beta, float eps, const Tensor& s, const Tensor& y,
                                             const Tensor& mean, const Tensor& rstd);
 
-// Instances (Context::force("bias_dropout_residual_norm_backward", name)): layer_norm_backward's xhat_1 and, for
-// rows of whole aligned vectors, held, held_wide, spans_2 and spans_4: held where it can, by layer_norm_backward's rule
-// without those two else. The bits are those of layer_norm_backward with the same instance, but for the last ones of
-// dgamma and dbeta where a thread holds 3 or 4 vectors: blocks have fewer warps. False, and nothing done, for rows that
-// take another instance, or if "apart" is forced.
+// Instances (Context::force("bias_dropout_residual_norm_backward", name)): layer_norm_backward's xhat_1, its held of 2
+// or 3 vectors a thread and, for rows of whole aligned vectors, spans_2 and spans_4: held where it can, by
+// layer_norm_backward's rule without it else. The bits are those of layer_norm_backward with the same instance, but for
+// the last ones of dgamma and dbeta where a thread holds 3 vectors: blocks have fewer warps. False, and nothing done,
+// for rows that take another instance, or if "apart" is forced.
 // Cost: 1 launch, and one that adds partial sums (where the types of dgamma, dbeta and dbias differ up to 3); reads dy,
 // s (and dresidual) once, writes ds and dx once; barriers as there.
 bool bias_dropout_residual_norm_backward_gpu(Context& context, const Tensor& dy, const Tensor& s, const Tensor& gamma,

@@ -71,9 +71,9 @@ layer_norm_backward_looped_kernel(Global<const T> dy, int64_t dy_stride, Global<
   }
 }
 
-constexpr const char* kInstances[] = {
-    "xhat_1",    "xhat_2",     "xhat_4", "looped",        "spans_2", "spans_4",     "spans_5",     "held",
-    "held_wide", "dependence", "slides", "column_serial", "atomic",  "tiled_32x32", "tiled_32x33", "two_stage_apart"};
+constexpr const char* kInstances[] = {"xhat_1",        "xhat_2",  "xhat_4",      "looped",      "spans_2",
+                                      "spans_4",       "spans_5", "held",        "dependence",  "slides",
+                                      "column_serial", "atomic",  "tiled_32x32", "tiled_32x33", "two_stage_apart"};
 constexpr int kLoopedWarps = 16;
 
 int64_t over(int64_t a, int64_t b) {
@@ -116,19 +116,18 @@ bool BackwardShape::spans_fit(int i) const {
   return over(chunks, 32 * held_by(i)) <= 8;
 }
 
-int BackwardShape::held_vectors(int i) const {
-  // A whole number of warps, each with as many steps of 32 vectors: held_wide as many as can be, which shares what a
-  // row costs among the most elements, held few, so that rows are computed sooner.
+int BackwardShape::held_vectors() const {
+  // A whole number of warps, each with as many steps of 32 vectors: few, so that rows are computed, and the next ones
+  // asked for, sooner.
   const int64_t steps = over(cols / n, 32);
   if (n != 8 || steps == 0) return 0;
-  const bool wide = i == kHeldWideBackward;
-  for (int each : {wide ? 4 : 2, 3, wide ? 2 : 4})
+  for (int each : {2, 3, 4})
     if (steps % each == 0 && steps / each <= 8) return each;
   return 0;
 }
 
 int BackwardShape::rule() const {
-  return vectors > 32 && held_vectors(kHeldWideBackward) > 0 ? kHeldWideBackward : rule_but_held();
+  return vectors > 32 && held_vectors() > 0 ? kHeldBackward : rule_but_held();
 }
 
 int BackwardShape::rule_but_held() const {
@@ -147,9 +146,9 @@ int BackwardShape::rule_but_held() const {
 
 BackwardCut BackwardShape::cut(int i, int sums) const {
   BackwardCut c;
-  if (is_held(i)) {
+  if (i == kHeldBackward) {
     // A block a multiprocessor; its rows lie in shared memory beside gamma.
-    const int v = held_vectors(i);
+    const int v = held_vectors();
     c.warps = static_cast<int>(over(cols / n, 32 * v));
     c.groups = held_block_warps(v, sums) / c.warps;
     // Two rows a group at least: writing and adding partial sums must pay.
@@ -202,11 +201,11 @@ void layer_norm_backward_gpu(Context& context, const Tensor& dy, const Tensor& x
                         if (free && i >= kDependence) return false;  // kept to be measured: only if asked for
                         if (i == kDependence || i == kSlides) return widest == kXhat1;
                         if (BackwardShape::is_spans(i)) return shape.spans_fit(i);
-                        if (BackwardShape::is_held(i)) return shape.held_vectors(i) > 0;
+                        if (i == kHeldBackward) return shape.held_vectors() > 0;
                         return i >= widest;
                       });
-  const bool fused = instance < kLoopedBackward || BackwardShape::is_spans(instance) ||
-                     BackwardShape::is_held(instance) || instance == kDependence || instance == kSlides;
+  const bool fused = instance < kLoopedBackward || BackwardShape::is_spans(instance) || instance == kHeldBackward ||
+                     instance == kDependence || instance == kSlides;
   const bool apart = instance == kLoopedBackward || instance == kApart;
   // dx by rows, or by the looped kernel where no block holds a row.
   const int by = fused || instance == kLoopedBackward ? instance : widest;
@@ -222,9 +221,9 @@ void layer_norm_backward_gpu(Context& context, const Tensor& dy, const Tensor& x
                            : instance == kTiled32 ? ColumnWay::kTiled32x32
                            : instance == kTiled33 ? ColumnWay::kTiled32x33
                                                   : ColumnWay::kSerial);
-  if (BackwardShape::is_spans(by) || BackwardShape::is_held(by)) {
-    if (BackwardShape::is_held(by))
-      start_backward_held(context, by, shape, operands, whole);
+  if (BackwardShape::is_spans(by) || by == kHeldBackward) {
+    if (by == kHeldBackward)
+      start_backward_held(context, shape, operands, whole);
     else
       start_backward_spans(context, by, shape, operands, whole);
     return layer_norm_add_partials(context, std::move(partials), accumulate, dgamma, dbeta);

@@ -38,7 +38,6 @@ enum BackwardInstance {
   kSpans4Backward,
   kSpans5Backward,
   kHeldBackward,
-  kHeldWideBackward,
   kDependence,
   kSlides,
   kColumnSerial,
@@ -63,7 +62,6 @@ struct BackwardCut {
 struct BackwardShape {
   explicit BackwardShape(const Tensor& x);
   static bool is_spans(int i) { return i >= kSpans2Backward && i <= kSpans5Backward; }
-  static bool is_held(int i) { return i == kHeldBackward || i == kHeldWideBackward; }
 
   int64_t rows, cols, n;  // n: elements of a vector
   int64_t vectors;        // of a row that begins at one
@@ -75,10 +73,10 @@ struct BackwardShape {
   int widest() const;
   // Can spans i hold a row?
   bool spans_fit(int i) const;
-  // Vectors that a thread of held or held_wide has of a row; 0 if it cannot hold it.
-  int held_vectors(int i) const;
+  // Vectors that a thread of `held` has of a row; 0 if it cannot hold it.
+  int held_vectors() const;
   // Do a row's whole vectors leave none of its warps' threads without one?
-  bool held_full(int i) const { return cols == int64_t{256} * held_vectors(i) * cut(i).warps; }
+  bool held_full() const { return cols == int64_t{256} * held_vectors() * cut(kHeldBackward).warps; }
   // What runs if nothing is forced and nothing is known from timing, of all instances or of those but held. Functions
   // of the columns and the stride alone.
   int rule() const;
@@ -89,8 +87,8 @@ struct BackwardShape {
 
 // Starts layer_norm_backward's spans_2, spans_4 or spans_5. whole: all rows are whole aligned vectors.
 void start_backward_spans(Context& context, int i, const BackwardShape& shape, const LayerNormBackward& b, bool whole);
-// The same of held and held_wide.
-void start_backward_held(Context& context, int i, const BackwardShape& shape, const LayerNormBackward& b, bool whole);
+// The same of held.
+void start_backward_held(Context& context, const BackwardShape& shape, const LayerNormBackward& b, bool whole);
 
 }  // namespace layer_norm
 

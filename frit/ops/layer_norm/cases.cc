@@ -79,11 +79,11 @@ Spans spans_of(int64_t rows, int64_t cols, int64_t stride, DType dtype, bool bac
   return s;
 }
 
-// How backward's `held_wide` shares out rows: a row's warps, few, and blocks that have room for 16 of them and take
-// rows that begin equally far past a multiple of 16 bytes.
+// How backward's `held` shares out rows, as few vectors a thread as can be: a row's warps, and blocks that have room
+// for 16 of them and take rows that begin equally far past a multiple of 16 bytes.
 Spans held_backward_of(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
   Spans s;
-  s.warps = held_warps(cols, dtype);
+  s.warps = held_warps(cols, dtype, {2, 3, 4});
   if (s.warps == 0 || vectors_of(cols, dtype) <= 32) return s;
   s.each = over(cols / 8, 32) / s.warps;
   s.period = std::min(8 / std::gcd(stride, int64_t{8}), std::max<int64_t>(rows, 1));
@@ -188,8 +188,7 @@ void add_instances(OpCase& c, int64_t cols, DType dtype) {
   if (!c.backward) return;
   c.backward_instances = {"looped", "column_serial", "tiled_32x32", "tiled_32x33", "two_stage_apart"};
   c.backward_instances.insert(c.backward_instances.end(), spans.begin(), spans.end());
-  if (held_warps(cols, dtype) > 0)
-    for (const char* name : {"held", "held_wide"}) c.backward_instances.push_back(name);
+  if (held_warps(cols, dtype) > 0) c.backward_instances.push_back("held");
   if (vectors <= 8 * 32)
     for (const char* name : {"xhat_1", "dependence", "slides"}) c.backward_instances.push_back(name);
   if (vectors <= 8 * 64) c.backward_instances.push_back("xhat_2");

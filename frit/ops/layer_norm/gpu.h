@@ -22,9 +22,9 @@ void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gam
 
 // Instances (Context::force("layer_norm_backward", name)): xhat_1, xhat_2, xhat_4, spans_2, spans_4, spans_5 (vectors a
 // thread holds of a row): a fixed number of blocks walks the rows, each keeps its columns' sums for dgamma and dbeta
-// and writes them once, a second launch adds these. held, held_wide, of 16-bit rows alone: rows go through shared
-// memory, two ahead of the one that is computed, and are shared out as forward's held does, by 2, 3 or 4 vectors a
-// thread: held the fewest, held_wide the most, which is what wider rows than 256 take if it can hold them. looped takes any width. Kept to be measured, and never chosen freely:
+// and writes them once, a second launch adds these. held, of 16-bit rows alone: rows go through shared memory, two
+// ahead of the one that is computed, and are shared out as forward's held does; what wider rows than 256 take if it can
+// hold them. looped takes any width. Kept to be measured, and never chosen freely:
 //   dependence, slides       other forms of dx, one vector a thread: layer_norm differentiated operation by operation
 //                            (two dependent reductions), and dx from the sums of g and g * x
 //   column_serial, atomic, tiled_32x32, tiled_32x33, two_stage_apart      dgamma and dbeta in launches of their own,
