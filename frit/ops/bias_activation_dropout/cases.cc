@@ -52,7 +52,7 @@ double slope(Activation activation, double x) {
 }
 
 // The GPU walks rows in classes of equal alignment (frit/simt/columns.h). A thread reads its columns of the
-// bias once, for 2 to 8 rows in forward. Partial sums are kept by at most 132 blocks of 896 threads with 4 rows
+// bias once, for 2 to 8 rows in forward. Partial sums are kept by at most 132 blocks of 1024 threads with 4 rows
 // or more each in 16 bits, of 512 with 8 in 32. Stated where a row is whole vectors.
 void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const Options& o) {
   const int64_t n = 16 / size_of(dtype), s = size_of(dtype);
@@ -63,7 +63,7 @@ void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const
   };
   const int64_t bias_reads = blocks(std::clamp<int64_t>(rows * cols / n / (1 << 18) * 2, 2, 8), rows) * lanes;
   c.forward_gpu = {1, 0, rows * cols * s + (o.bias ? bias_reads * cols * s : 0), rows * cols * s, 0, 0};
-  const int64_t sum_lanes = std::min(rows, (s == 2 ? 896 : 512) / (cols / n)), each = 32 / n;
+  const int64_t sum_lanes = std::min(rows, (s == 2 ? 1024 : 512) / (cols / n)), each = 32 / n;
   const int64_t pieces = std::min<int64_t>((rows + sum_lanes * each - 1) / (sum_lanes * each), 132),
                 partial = pieces * cols * 4;
   if (o.bias)
@@ -110,8 +110,10 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Activation activation, Opti
                       rows * cols * size_of(dtype) * 2 + (o.bias ? cols * size_of(dtype) : 0)};
   state_gpu_budgets(c, rows, cols, dtype, o);
   if (dtype == DType::kF16) c.where = Where::kGpu;
-  if (o.instances && cols % 8 == 0) c.backward_instances = {"pairs", "ahead", "held"};
-  if (o.instances && cols % 8 != 0) c.forward_instances = c.backward_instances = {"pairs", "held"};
+  if (o.instances && cols % 8 == 0) c.backward_instances = {"pairs", "ahead", "held_2"};
+  if (o.instances && cols % 8 != 0) {
+    c.forward_instances = {"pairs", "held_4", "held_8"}, c.backward_instances = {"pairs", "held_2", "held_4"};
+  }
   if (o.in_place) return c;
   c.incoming = {"y"};
   c.differentiable = {"x"};

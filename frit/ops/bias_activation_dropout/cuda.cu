@@ -97,6 +97,12 @@ bias_activation_dropout_backward_columns_kernel(ColumnWalk walk, bool vectors, G
   if constexpr (sums) store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
 }
 
+template <typename Accepts>
+RowsAhead choose_rows_ahead(Context& context, const char* op, const Tensor& x, Accepts&& accepts) {
+  return static_cast<RowsAhead>(choose_instance(context, op, fmt::format("{}x{}", x.dim(0), x.dim(1)), kRowsAhead, 0,
+                                                [&](int i) { return accepts(static_cast<RowsAhead>(i)); }));
+}
+
 }  // namespace
 
 void bias_activation_dropout_forward_gpu(Context& context, const Tensor& x, const Tensor& bias, Activation activation,
@@ -109,11 +115,10 @@ void bias_activation_dropout_forward_gpu(Context& context, const Tensor& x, cons
   if (walks_folded(walk, x)) {
     ColumnWalk folded = walk;
     fill_folded(folded, x, packed, kFolded, 4);
-    const char* const names[] = {"pairs", "held"};
-    const bool held =
-        choose_instance(context, "bias_activation_dropout_forward", fmt::format("{}x{}", x.dim(0), x.dim(1)), names, 0,
-                        [](int) { return true; }) == 1;
-    return start_activation_forward_folded(context, folded, x, bias, activation, DropoutTable(dropout), y, held);
+    const RowsAhead way = choose_rows_ahead(context, "bias_activation_dropout_forward", x, [](RowsAhead w) {
+      return w == RowsAhead::kPairs || w == RowsAhead::kHeld4 || w == RowsAhead::kHeld8;
+    });
+    return start_activation_forward_folded(context, folded, x, bias, activation, DropoutTable(dropout), y, way);
   }
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);
@@ -133,14 +138,14 @@ void bias_activation_dropout_backward_gpu(Context& context, const Tensor& dy, co
   const bool packed = lies_packed(x) && lies_packed(dy) && lies_packed(dx);
   ColumnWalk walk = sums ? make_sum_walk(x, 8, packed, vectors) : make_column_walk(x, kThreads, 8, 0, packed, vectors);
   const bool whole = walks_whole(walk, x, vectors) && begins_whole(bias);
-  BackwardRows way = BackwardRows::kPairs;
+  RowsAhead way = RowsAhead::kPairs;
   if (sums && (whole || walks_folded(walk, x)))
-    way = static_cast<BackwardRows>(choose_instance(
-        context, "bias_activation_dropout_backward", fmt::format("{}x{}", x.dim(0), x.dim(1)), kBackwardRows, 0,
-        [&](int i) { return whole || static_cast<BackwardRows>(i) != BackwardRows::kAhead; }));
+    way = choose_rows_ahead(context, "bias_activation_dropout_backward", x, [&](RowsAhead w) {
+      return w == RowsAhead::kPairs || w == RowsAhead::kHeld2 || w == (whole ? RowsAhead::kAhead : RowsAhead::kHeld4);
+    });
   if (sums)
-    fill_whole(walk, x, whole, way == BackwardRows::kAhead ? kAheadThreads : kActivationSumThreads, 4, packed, vectors);
-  if (sums) fill_folded(walk, x, packed, way == BackwardRows::kHeld ? kHeldFoldedSums : kFoldedSums, 4);
+    fill_whole(walk, x, whole, way == RowsAhead::kAhead ? kAheadThreads : kActivationSumThreads, 4, packed, vectors);
+  if (sums) fill_folded(walk, x, packed, way == RowsAhead::kPairs ? kFoldedSums : kHeldFoldedSums, 4);
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "bias_activation_dropout.partial");
   if (whole) {

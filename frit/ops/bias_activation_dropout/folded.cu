@@ -9,8 +9,7 @@ namespace {
 
 using namespace simt;
 
-constexpr int kHeldFoldedThreads = 32 * kHeldFoldedSums.warps, kHeldFoldedStages = 4;  // a stage's places, and rows
-constexpr int kForwardStages = 8;
+constexpr int kHeldFoldedThreads = 32 * kHeldFoldedSums.warps;  // a stage's places
 
 template <typename T, Activation activation>
 FRIT_KERNEL(kActivationThreads, 4)
@@ -54,11 +53,11 @@ bias_activation_dropout_forward_folded_kernel(ColumnWalk walk, Global<const T> x
 }
 
 // The same, where the rows on their way lie in shared memory (frit/simt/held_folded.h).
-template <typename T, Activation activation>
+template <typename T, Activation activation, int S>
 FRIT_KERNEL(kActivationThreads, 4)
 bias_activation_dropout_forward_held_folded_kernel(ColumnWalk walk, Global<const T> x, Global<const T> bias,
                                                    DropoutTable dropout, Global<T> y) {
-  constexpr int N = 8, S = kForwardStages, kStage = kActivationThreads * N;
+  constexpr int N = 8, kStage = kActivationThreads * N;
   wait_for_previous();
   let_next_start();
   const ColumnPlace at = column_place(walk, x);
@@ -146,12 +145,12 @@ bias_activation_dropout_backward_folded_kernel(ColumnWalk walk, Global<const T> 
 }
 
 // The same, where the rows on their way lie in shared memory (frit/simt/held_folded.h).
-template <typename T, Activation activation>
+template <typename T, Activation activation, int S>
 FRIT_KERNEL(32 * kHeldFoldedSums.warps, 2)
 bias_activation_dropout_backward_held_folded_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
                                                     Global<const T> bias, DropoutTable dropout, Global<T> dx,
                                                     Global<float> partial) {
-  constexpr int N = 8, kHalf = kHeldFoldedThreads * N, kStage = 2 * kHalf, S = kHeldFoldedStages;
+  constexpr int N = 8, kHalf = kHeldFoldedThreads * N, kStage = 2 * kHalf;
   wait_for_previous();
   let_next_start();
   const ColumnPlace at = column_place(walk, x);
@@ -203,7 +202,8 @@ bias_activation_dropout_backward_held_folded_kernel(ColumnWalk walk, Global<cons
 }  // namespace
 
 void start_activation_forward_folded(Context& context, const ColumnWalk& walk, const Tensor& x, const Tensor& bias,
-                                     Activation activation, const DropoutTable& dropout, const Tensor& y, bool held) {
+                                     Activation activation, const DropoutTable& dropout, const Tensor& y,
+                                     RowsAhead way) {
   dispatch_16(x.dtype(), [&](auto t) {
     using T = decltype(t);
     dispatch_activation(activation, [&](auto form) {
@@ -211,10 +211,15 @@ void start_activation_forward_folded(Context& context, const ColumnWalk& walk, c
         launch(context, name, kernel, {walk.blocks(), walk.threads(), ring_bytes}, walk, global<const T>(x),
                global<const T>(bias), dropout, global<T>(y));
       };
-      if (held)
+      const auto held = [&](auto stages) {
         run("bias_activation_dropout_forward_held_folded_kernel",
-            bias_activation_dropout_forward_held_folded_kernel<T, form.value>,
-            kForwardStages * kActivationThreads * 16);
+            bias_activation_dropout_forward_held_folded_kernel<T, form.value, stages>,
+            stages * kActivationThreads * 16);
+      };
+      if (way == RowsAhead::kHeld4)
+        held(std::integral_constant<int, 4>());
+      else if (way == RowsAhead::kHeld8)
+        held(std::integral_constant<int, 8>());
       else
         run("bias_activation_dropout_forward_folded_kernel",
             bias_activation_dropout_forward_folded_kernel<T, form.value>, 0);
@@ -224,7 +229,7 @@ void start_activation_forward_folded(Context& context, const ColumnWalk& walk, c
 
 void start_activation_backward_folded(Context& context, const ColumnWalk& walk, const Tensor& dy, const Tensor& x,
                                       const Tensor& bias, Activation activation, const DropoutTable& dropout,
-                                      const Tensor& dx, const Tensor& partial, BackwardRows way) {
+                                      const Tensor& dx, const Tensor& partial, RowsAhead way) {
   dispatch_16(x.dtype(), [&](auto t) {
     using T = decltype(t);
     dispatch_activation(activation, [&](auto form) {
@@ -233,10 +238,15 @@ void start_activation_backward_folded(Context& context, const ColumnWalk& walk, 
                walk, global<const T>(dy), global<const T>(x), global<const T>(bias), dropout, global<T>(dx),
                global<float>(partial));
       };
-      if (way == BackwardRows::kHeld)
+      const auto held = [&](auto stages) {
         run("bias_activation_dropout_backward_held_folded_kernel",
-            bias_activation_dropout_backward_held_folded_kernel<T, form.value>,
-            kHeldFoldedStages * 2 * kHeldFoldedThreads * 16);
+            bias_activation_dropout_backward_held_folded_kernel<T, form.value, stages>,
+            stages * 2 * kHeldFoldedThreads * 16);
+      };
+      if (way == RowsAhead::kHeld2)
+        held(std::integral_constant<int, 2>());
+      else if (way == RowsAhead::kHeld4)
+        held(std::integral_constant<int, 4>());
       else
         run("bias_activation_dropout_backward_folded_kernel",
             bias_activation_dropout_backward_folded_kernel<T, form.value>, 0);

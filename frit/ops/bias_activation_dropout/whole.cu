@@ -8,9 +8,7 @@ namespace {
 
 using namespace simt;
 
-// Threads whose registers are left to the blocks that add the partial rows, which so stand ready.
-constexpr int kSpareThreads = 128;
-constexpr int kHeldThreads = 1024, kHeldStages = 4;  // the places of a stage, rows on their way
+constexpr int kHeldStages = 2;
 
 template <typename T, Activation activation>
 FRIT_KERNEL(kActivationThreads, 5)
@@ -53,7 +51,7 @@ bias_activation_dropout_forward_whole_kernel(ColumnWalk walk, Global<const T> x,
 }
 
 template <typename T, Activation activation, bool sums>
-FRIT_KERNEL(sums ? kActivationSumThreads + kSpareThreads : kActivationThreads, sums ? 1 : 4)
+FRIT_KERNEL(sums ? kActivationSumThreads : kActivationThreads, sums ? 1 : 4)
 bias_activation_dropout_backward_whole_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
                                               Global<const T> bias, DropoutTable dropout, Global<T> dx,
                                               RowSteps dy_rows, RowSteps x_rows, RowSteps dx_rows,
@@ -157,11 +155,11 @@ bias_activation_dropout_backward_ahead_kernel(ColumnWalk walk, Global<const T> d
 // The same with column sums, where the S rows that are on their way to a thread lie in shared memory, its own place in
 // each stage, and take no registers.
 template <typename T, Activation activation, int S>
-FRIT_KERNEL(kActivationSumThreads + kSpareThreads, 1)
+FRIT_KERNEL(kActivationSumThreads, 1)
 bias_activation_dropout_backward_held_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
                                              Global<const T> bias, DropoutTable dropout, Global<T> dx, RowSteps dy_rows,
                                              RowSteps x_rows, RowSteps dx_rows, Global<float> partial) {
-  constexpr int N = 8, kHalf = kHeldThreads * N, kStage = 2 * kHalf;
+  constexpr int N = 8, kHalf = kActivationSumThreads * N, kStage = 2 * kHalf;
   wait_for_previous();
   let_next_start();
   const ColumnPlace at = whole_place(walk);
@@ -223,7 +221,7 @@ void start_activation_forward_whole(Context& context, const ColumnWalk& walk, co
 
 void start_activation_backward_whole(Context& context, const ColumnWalk& walk, const Tensor& dy, const Tensor& x,
                                      const Tensor& bias, Activation activation, const DropoutTable& dropout,
-                                     const Tensor& dx, const Tensor& partial, BackwardRows way) {
+                                     const Tensor& dx, const Tensor& partial, RowsAhead way) {
   dispatch_16(x.dtype(), [&](auto t) {
     using T = decltype(t);
     const auto run = [&](auto kernel, int64_t shared_bytes) {
@@ -236,11 +234,11 @@ void start_activation_backward_whole(Context& context, const ColumnWalk& walk, c
       const int64_t sums_bytes = column_sums_shared_bytes(walk, 8);
       if (!partial.defined())
         run(bias_activation_dropout_backward_whole_kernel<T, form.value, false>, 0);
-      else if (way == BackwardRows::kAhead)
+      else if (way == RowsAhead::kAhead)
         run(bias_activation_dropout_backward_ahead_kernel<T, form.value>, sums_bytes);
-      else if (way == BackwardRows::kHeld)
+      else if (way == RowsAhead::kHeld2)
         run(bias_activation_dropout_backward_held_kernel<T, form.value, kHeldStages>,
-            sums_bytes + kHeldStages * 2 * kHeldThreads * 16);
+            sums_bytes + kHeldStages * 2 * kActivationSumThreads * 16);
       else
         run(bias_activation_dropout_backward_whole_kernel<T, form.value, true>, sums_bytes);
     });

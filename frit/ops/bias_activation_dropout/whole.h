@@ -5,13 +5,12 @@
 
 namespace frit {
 
-// Where the rows that backward with column sums has on their way lie, and when they are asked for: two at a time in
-// registers, each two ahead in registers, four ahead in shared memory.
-enum class BackwardRows { kPairs, kAhead, kHeld };
-constexpr const char* kBackwardRows[] = {"pairs", "ahead", "held"};
+// Rows that a thread has on their way: two at a time, each two ahead, or so many ahead in shared memory.
+enum class RowsAhead { kPairs, kAhead, kHeld2, kHeld4, kHeld8 };
+constexpr const char* kRowsAhead[] = {"pairs", "ahead", "held_2", "held_4", "held_8"};
 
 // Threads of a block without and with column sums.
-constexpr int kActivationThreads = 256, kActivationSumThreads = 896, kAheadThreads = 768;
+constexpr int kActivationThreads = 256, kActivationSumThreads = 1024, kAheadThreads = 768;
 constexpr FoldedBlocks kFolded = {8, kActivationThreads / 32, 32}, kFoldedSums = {4, 20, 20};
 constexpr FoldedBlocks kHeldFoldedSums = {4, 12, 24};  // where rows on their way lie in shared memory
 
@@ -36,14 +35,14 @@ void start_activation_forward_whole(Context& context, const ColumnWalk& walk, co
 // partial: where blocks write their column sums; may be missing.
 void start_activation_backward_whole(Context& context, const ColumnWalk& walk, const Tensor& dy, const Tensor& x,
                                      const Tensor& bias, Activation activation, const simt::DropoutTable& dropout,
-                                     const Tensor& dx, const Tensor& partial, BackwardRows way);
+                                     const Tensor& dx, const Tensor& partial, RowsAhead way);
 
-// walk: such that walks_folded. held: rows on their way lie in shared memory. The backward one writes column sums.
+// walk: such that walks_folded. The backward one writes column sums.
 void start_activation_forward_folded(Context& context, const ColumnWalk& walk, const Tensor& x, const Tensor& bias,
                                      Activation activation, const simt::DropoutTable& dropout, const Tensor& y,
-                                     bool held);
+                                     RowsAhead way);
 void start_activation_backward_folded(Context& context, const ColumnWalk& walk, const Tensor& dy, const Tensor& x,
                                       const Tensor& bias, Activation activation, const simt::DropoutTable& dropout,
-                                      const Tensor& dx, const Tensor& partial, BackwardRows way);
+                                      const Tensor& dx, const Tensor& partial, RowsAhead way);
 
 }  // namespace frit

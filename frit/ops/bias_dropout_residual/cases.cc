@@ -37,15 +37,9 @@ void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const
     c.backward_gpu = {1, 0, rows * cols * s, rows * cols * s, 0, 0};
     return;
   }
-  // Blocks that write a row of partial sums: one a multiprocessor, of 768 threads with 4 rows or more each, in
-  // 16 bits; two of 256 with 8 rows in 32, and where the mask is kept.
-  const bool large = size_of(dtype) == 2 && !*o.keep;
-  const int64_t sum_lanes = large ? std::min(rows, 768 / (cols / n)) : lanes;
-  const int64_t least = sum_lanes * (large ? 4 : 8);
-  const int64_t pieces = std::min<int64_t>((rows + least - 1) / least, large ? 132 : 264);
-  const int64_t partial = pieces * cols * 4;
+  const int64_t partial = blocks(8, 264) * cols * 4;
   c.backward_gpu = {2,
-                    (sum_lanes > 1 ? 1 : 0) + 1,
+                    (lanes > 1 ? 1 : 0) + 1,
                     rows * cols * s + partial,
                     rows * cols * s + partial + cols * size_of(o.dbias),
                     0,
@@ -91,8 +85,8 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Options o = {}) {
   if (mask_bytes > 0 && c.forward_gpu.launches > 0)
     c.forward_gpu.written_bytes += mask_bytes, c.backward_gpu.read_bytes += mask_bytes;
   if (dtype == DType::kF16) c.where = Where::kGpu;
-  if (o.instances && cols % 8 == 0) c.backward_instances = {"ahead_4", "ahead_6", "held"};
-  if (o.instances && cols % 8 != 0) c.backward_instances = {"ahead_4", "held"};
+  if (o.instances && cols % 8 == 0) c.backward_instances = {"ahead_4", "ahead_2", "ahead_2_wide"};
+  if (o.instances && cols % 8 != 0) c.backward_instances = {"ahead_4", "held_4", "held_8"};
   if (*o.in_place) return c;
   c.incoming = {"y"};
   c.differentiable = {"x"};

@@ -3,7 +3,6 @@
 #include "frit/ops/column_sum/gpu.h"
 #include "frit/simt/early.h"
 #include "frit/simt/held_folded.h"
-#include "frit/simt/row_draws.h"
 #include "frit/simt/walk_16.h"
 
 namespace frit {
@@ -13,9 +12,12 @@ using namespace simt;
 
 constexpr int kThreads = 256, kUnroll = 2;
 constexpr FoldedBlocks kFolded = {8, kThreads / 32, 24}, kFoldedSums = {4, 12, 24};
-// Where rows on their way lie in shared memory: blocks, a stage's places, and rows.
+// Where rows on their way lie in shared memory: blocks, and a stage's places.
 constexpr FoldedBlocks kHeldFoldedSums = {4, 16, 32};
-constexpr int kHeldFoldedThreads = 32 * kHeldFoldedSums.warps, kHeldFoldedStages = 8;
+constexpr int kHeldFoldedThreads = 32 * kHeldFoldedSums.warps;
+// Forms of backward with column sums of 16-bit rows: rows on their way, in registers or in shared memory.
+enum Form { kAhead4, kAhead2, kAhead2Wide, kHeld4, kHeld8 };
+constexpr const char* kForms[] = {"ahead_4", "ahead_2", "ahead_2_wide", "held_4", "held_8"};
 
 // How backward knows what was dropped. kComputed: Philox again. The others are the papers' forms, for comparison.
 enum class Keep { kComputed, kBytes, kBits };
@@ -183,107 +185,54 @@ bias_dropout_residual_forward_whole_kernel(ColumnWalk walk, Global<const T> x, G
   if (k < end) rows(std::false_type(), k);
 }
 
-// How backward walks 16-bit rows of whole vectors with column sums: rows that are on their way to a thread, and threads
-// of a block, of which a multiprocessor has one.
-struct WholeSums {
-  int ahead, threads;
-};
-constexpr WholeSums kWholeSums[] = {{4, 768}, {6, 512}, {8, 896}};
-constexpr const char* kWholeNames[] = {"ahead_4", "ahead_6", "held"};
-
 // A row's vector is loaded where that of U rows before was, as soon as it is widened: U are on their way.
-template <typename T, bool sums, int U, int threads>
-FRIT_KERNEL(threads, sums ? 1 : 4)
+template <typename T, bool sums, int U, int threads, int blocks>
+FRIT_KERNEL(threads, blocks)
 bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
-                                            RowSteps dy_rows, RowSteps dx_rows, Global<float> partial) {
+                                            int64_t dx_stride, Global<float> partial) {
   constexpr int N = 8;
+  static_assert(U % 2 == 0);
   wait_for_previous();
   let_next_start();
   const ColumnPlace at = whole_place(walk);
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
             first = static_cast<int>(at.piece) * walk.lanes + at.lane;
   const int end = at.active ? static_cast<int>(walk.rows) : 0;
-  Global<const T> from = dy + (first * dy_rows.stride + at.column);
-  Global<T> to = dx + (first * dx_rows.stride + at.column);
+  const uint32_t threshold = dropout_threshold(dropout), group = static_cast<uint32_t>(at.column / N);
+  const int64_t dy_step = step * walk.row_stride, dx_step = step * dx_stride;
+  Global<const T> from = dy + (first * walk.row_stride + at.column);
+  Global<T> to = dx + (first * dx_stride + at.column);
   Vec<T, N> g[U];
   const auto fetch = [&](auto there, int u, int k) {
     if (there || k < end) g[u] = load_vec<N, Cache::kStream>(from, 0);
-    from = from + dy_rows.step;
+    from = from + dy_step;
   };
   FRIT_UNROLL
   for (int u = 0; u < U; ++u) fetch(std::false_type(), u, first + u * step);
-  const uint32_t threshold = dropout_threshold(dropout);
-  const RowDraws draws(dropout, static_cast<uint32_t>(at.column / N));
   float sum[N] = {};
-  const auto use = [&](auto all, auto behind, int k) {  // are all of the U rows there? And those behind them?
+  const auto rows = [&](auto inside, int k) {  // U rows and U behind them are there, or may be missing
+    DropoutWords<2> words;
     FRIT_UNROLL
     for (int u = 0; u < U; ++u) {
-      if (!all && k + u * step >= end) break;
-      const DropoutWords<1> words = draws.rows<1>(dropout, static_cast<uint32_t>(k + u * step), 0);
+      const uint32_t row = static_cast<uint32_t>(k + u * step);
+      if (!inside && k + u * step >= end) break;
+      if (u % 2 == 0) words = dropout_words<2>(dropout, {row, row + static_cast<uint32_t>(step)}, {group, group});
       Vec<float, N> d = to_float(g[u]);
-      if (all) fetch(behind, u, k + (u + U) * step);
+      fetch(inside, u, k + (u + U) * step);
       FRIT_UNROLL
       for (int i = 0; i < N; ++i) {
-        d[i] = words.kept(0, i, threshold) ? d[i] * dropout.scale : 0.0f;
+        d[i] = words.kept(u % 2, i, threshold) ? d[i] * dropout.scale : 0.0f;
         if (sums) sum[i] += d[i];
       }
       store_vec<N, Cache::kStream>(to, 0, from_float<T>(d));
-      to = to + dx_rows.step;
+      to = to + dx_step;
     }
   };
   int k = first;
+  for (; k + (2 * U - 1) * step < end; k += U * step) rows(std::true_type(), k);
   FRIT_UNROLL_BY(1)
-  for (; k + (2 * U - 1) * step < end; k += U * step) use(std::true_type(), std::true_type(), k);
-  if (k + (U - 1) * step < end) use(std::true_type(), std::false_type(), k), k += U * step;
-  if (k < end) use(std::false_type(), std::false_type(), k);
+  for (; k < end; k += U * step) rows(std::false_type(), k);
   if constexpr (sums) store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
-}
-
-// The same with column sums, where the S rows that are on their way to a thread lie in shared memory, its own place in
-// each stage, and take no registers.
-template <typename T, int S, int threads>
-FRIT_KERNEL(threads + 128, 1)  // registers are left to the blocks that add the partial rows
-bias_dropout_residual_backward_held_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout, Global<T> dx,
-                                           RowSteps dy_rows, RowSteps dx_rows, Global<float> partial) {
-  constexpr int N = 8, kStage = 1024 * N;
-  static_assert(threads + 128 <= 1024);
-  wait_for_previous();
-  let_next_start();
-  const ColumnPlace at = whole_place(walk);
-  const int step = static_cast<int>(walk.pieces) * walk.lanes,
-            first = static_cast<int>(at.piece) * walk.lanes + at.lane;
-  const int end = at.active ? static_cast<int>(walk.rows) : 0;
-  Global<const T> from = dy + (first * dy_rows.stride + at.column);
-  Global<T> to = dx + (first * dx_rows.stride + at.column);
-  const Shared<T> ring = shared_array<T>(thread_index() * (N * 2));
-  const auto start = [&](int row, int slot) {
-    if (row < end) copy_async16(ring, slot, from, 0);
-    copy_async_commit();
-    from = from + dy_rows.step;
-  };
-  FRIT_UNROLL
-  for (int s = 0; s < S; ++s) start(first + s * step, s * kStage);
-  const uint32_t threshold = dropout_threshold(dropout);
-  const RowDraws draws(dropout, static_cast<uint32_t>(at.column / N));
-  float sum[N] = {};
-  int slot = 0;
-  FRIT_UNROLL_BY(1)
-  for (int k = first; k < end; k += step) {
-    const DropoutWords<1> words = draws.rows<1>(dropout, static_cast<uint32_t>(k), 0);
-    copy_async_wait<S - 1>();
-    Vec<float, N> d = to_float(load_vec<N>(ring, slot));
-    start(k + S * step, slot);
-    slot = (slot + kStage) & (S * kStage - 1);
-    FRIT_UNROLL
-    for (int i = 0; i < N; ++i) {
-      d[i] = words.kept(0, i, threshold) ? d[i] * dropout.scale : 0.0f;
-      sum[i] += d[i];
-    }
-    store_vec<N, Cache::kStream>(to, 0, from_float<T>(d));
-    to = to + dx_rows.step;
-  }
-  copy_async_wait<0>();
-  store_column_sums(walk, at, sum, shared_array<float>(S * kStage * 2), partial, walk.columns, 0);
 }
 
 // The same for 16-bit rows that fold to whole vectors (frit/simt/folded_columns.h).
@@ -373,7 +322,7 @@ bias_dropout_residual_backward_folded_kernel(ColumnWalk walk, Global<const T> dy
 }
 
 // The same, where the rows on their way lie in shared memory (frit/simt/held_folded.h).
-template <typename T>
+template <typename T, int S>
 FRIT_KERNEL(32 * kHeldFoldedSums.warps, 2)
 bias_dropout_residual_backward_held_folded_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout,
                                                   Global<T> dx, Global<float> partial) {
@@ -398,22 +347,21 @@ bias_dropout_residual_backward_held_folded_kernel(ColumnWalk walk, Global<const 
     for (int i = 0; i < N; ++i) d[i] *= dropout.scale, sum[i] += d[i];
     return from_float<T>(d);
   };
-  for_held_folded_rows<kHeldFoldedStages>(walk, at, rows, dropout, start,
-                                          [&](int row, int stage, const KeptRows& kept) {
-                                            copy_async_wait<kHeldFoldedStages - 1>();
-                                            Vec<T, N> g = load_vec<N>(ring, stage * kStage);
-                                            start(row + kHeldFoldedStages * rows.step, stage);
-                                            kept.drop(g);
-                                            store_vec<N, Cache::kStream>(to, 0, result(to_float(g)));
-                                            to = to + step;
-                                          });
+  for_held_folded_rows<S>(walk, at, rows, dropout, start, [&](int row, int stage, const KeptRows& kept) {
+    copy_async_wait<S - 1>();
+    Vec<T, N> g = load_vec<N>(ring, stage * kStage);
+    start(row + S * rows.step, stage);
+    kept.drop(g);
+    store_vec<N, Cache::kStream>(to, 0, result(to_float(g)));
+    to = to + step;
+  });
   if (rows.cut) {
     const int64_t row = (walk.rows - 1) * walk.row_stride;
     Vec<T, N> g_cut = load_span<N>(dy + row, at.column, at.limit, T());
     kept_cut(walk, at, dropout).drop(g_cut);
     store_span<N>(dx + row, at.column, at.limit, result(to_float(g_cut)));
   }
-  store_column_sums(walk, at, sum, shared_array<float>(kHeldFoldedStages * kStage * 2), partial, walk.columns, 0);
+  store_column_sums(walk, at, sum, shared_array<float>(S * kStage * 2), partial, walk.columns, 0);
 }
 
 // Calls f with the form that `keep` asks for: none, a byte an element, or a bit.
@@ -469,13 +417,14 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
   const bool vectors = lies_like(dx, dy), packed = lies_packed(dy) && lies_packed(dx);
   ColumnWalk walk = make_column_walk(dy, kThreads, sums ? 8 : 4, sums ? kMostBlocks : 0, packed, vectors);
   const bool whole = walks_whole(walk, dy, vectors) && !keep.defined();
-  int instance = 0;
+  int form = kAhead4;
   if (sums && !keep.defined()) {
     if (whole || walks_folded(walk, dy))
-      instance = choose_instance(context, "bias_dropout_residual_backward", fmt::format("{}x{}", dy.dim(0), dy.dim(1)),
-                                 kWholeNames, 0, [&](int i) { return whole || i != 1; });
-    fill_whole(walk, dy, whole, kWholeSums[instance].threads, 4, packed, vectors);
-    fill_folded(walk, dy, packed, instance == 2 ? kHeldFoldedSums : kFoldedSums, 8);
+      form = choose_instance(context, "bias_dropout_residual_backward", fmt::format("{}x{}", dy.dim(0), dy.dim(1)),
+                             kForms, 0, [&](int i) { return i == kAhead4 || whole == (i < kHeld4); });
+    if (form == kAhead2) fill_whole(walk, dy, whole, 768, 4, packed, vectors);
+    if (form == kAhead2Wide) fill_whole(walk, dy, whole, 1024, 4, packed, vectors);
+    fill_folded(walk, dy, packed, form >= kHeld4 ? kHeldFoldedSums : kFoldedSums, 8);
   }
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), dy.dim(1)}, DType::kF32, "bias_dropout_residual.partial");
@@ -485,13 +434,14 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
       const auto run = [&](auto kernel, int64_t shared_bytes) {
         launch(context, "bias_dropout_residual_backward_whole_kernel", kernel,
                {walk.blocks(), walk.threads(), shared_bytes}, walk, global<const T>(dy), DropoutTable(dropout),
-               global<T>(dx), RowSteps(walk, dy), RowSteps(walk, dx), global<float>(partial.tensor()));
+               global<T>(dx), dx.row_stride(), global<float>(partial.tensor()));
       };
-      if (!sums) return run(bias_dropout_residual_backward_whole_kernel<T, false, 4, kThreads>, 0);
+      if (!sums) return run(bias_dropout_residual_backward_whole_kernel<T, false, 4, kThreads, 4>, 0);
       const int64_t shared_bytes = column_sums_shared_bytes(walk, 8);
-      if (instance == 0) return run(bias_dropout_residual_backward_whole_kernel<T, true, 4, 768>, shared_bytes);
-      if (instance == 1) return run(bias_dropout_residual_backward_whole_kernel<T, true, 6, 512>, shared_bytes);
-      run(bias_dropout_residual_backward_held_kernel<T, 8, 896>, shared_bytes + 8 * 16384);
+      if (form == kAhead4)
+        return run(bias_dropout_residual_backward_whole_kernel<T, true, 4, kThreads, 2>, shared_bytes);
+      if (form == kAhead2) return run(bias_dropout_residual_backward_whole_kernel<T, true, 2, 768, 1>, shared_bytes);
+      run(bias_dropout_residual_backward_whole_kernel<T, true, 2, 1024, 1>, shared_bytes);
     });
   } else if (sums && walks_folded(walk, dy) && !keep.defined()) {
     dispatch_16(dy.dtype(), [&](auto t) {
@@ -500,9 +450,12 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
         launch(context, name, kernel, {walk.blocks(), walk.threads(), ring_bytes + column_sums_shared_bytes(walk, 8)},
                walk, global<const T>(dy), DropoutTable(dropout), global<T>(dx), global<float>(partial.tensor()));
       };
-      if (instance == 2)
-        run("bias_dropout_residual_backward_held_folded_kernel", bias_dropout_residual_backward_held_folded_kernel<T>,
-            kHeldFoldedStages * kHeldFoldedThreads * 16);
+      if (form == kHeld4)
+        run("bias_dropout_residual_backward_held_folded_kernel",
+            bias_dropout_residual_backward_held_folded_kernel<T, 4>, 4 * kHeldFoldedThreads * 16);
+      else if (form == kHeld8)
+        run("bias_dropout_residual_backward_held_folded_kernel",
+            bias_dropout_residual_backward_held_folded_kernel<T, 8>, 8 * kHeldFoldedThreads * 16);
       else
         run("bias_dropout_residual_backward_folded_kernel", bias_dropout_residual_backward_folded_kernel<T>, 0);
     });
