@@ -158,10 +158,10 @@ void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gam
   const bool whole = layer_norm::whole_vectors(x) && layer_norm::whole_vectors(y) && layer_norm::whole_vectors(gamma) &&
                      layer_norm::whole_vectors(beta);
   if (layer_norm::ForwardShape::stay(instance) && layer_norm::rows_alike(x, y)) {
-    if (instance != layer_norm::kInPlace)
+    if (instance < layer_norm::kInPlace)
       return layer_norm::start_forward_classes(context, instance, shape, x, gamma, beta, eps, y, mean, rstd);
     if (begins_whole(gamma) && begins_whole(beta))
-      return layer_norm::start_forward_in_place(context, shape, x, gamma, beta, eps, y, mean, rstd);
+      return layer_norm::start_forward_in_place(context, instance, shape, x, gamma, beta, eps, y, mean, rstd);
   }
   if (instance == layer_norm::kHeld || layer_norm::ForwardShape::stay(instance))
     return layer_norm::start_forward_held(context, shape, whole, x, gamma, beta, eps, y, mean, rstd);

@@ -13,7 +13,8 @@ void start_forward_classes(Context& context, int instance, const ForwardShape& s
                            const Tensor& rstd);
 
 // The same, and gamma and beta must begin at a multiple of 16 bytes.
-void start_forward_in_place(Context& context, const ForwardShape& shape, const Tensor& x, const Tensor& gamma,
-                            const Tensor& beta, float eps, const Tensor& y, const Tensor& mean, const Tensor& rstd);
+void start_forward_in_place(Context& context, int instance, const ForwardShape& shape, const Tensor& x,
+                            const Tensor& gamma, const Tensor& beta, float eps, const Tensor& y, const Tensor& mean,
+                            const Tensor& rstd);
 
 }  // namespace frit::layer_norm

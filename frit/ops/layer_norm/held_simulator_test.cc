@@ -95,7 +95,7 @@ TEST_F(RowsAnywhere, HeldNormsHaveTheSameBits) {
 // nothing else; rows that do not are taken by `held`.
 TEST_F(RowsAnywhere, NormsInPlaceAreTheSameToTheLastBit) {
   constexpr int64_t kRows = 9;
-  for (const char* instance : {"classes", "in_place"})
+  for (const char* instance : {"classes", "in_place", "in_place_2"})
     for (const DType dtype : {DType::kBF16, DType::kF16})
       for (const int64_t cols : {264, 519, 767, 1025, 1031, 2047}) {
         context_.force("layer_norm_forward", instance);
