@@ -57,7 +57,7 @@ GpuBudget backward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype, 
                 blocks = std::clamp<int64_t>(over(rows, 2 * batch), 1, vectors <= 32 ? 264 : 132),
                 batches = over(rows, blocks * batch), sums = o.dbias ? 3 : 2;
   b.launches = 2;
-  b.barriers = (vectors > 32 ? 1 : 0) + (held ? 1 : 0) + (warps > 1 ? batches : 0) + 2;
+  b.barriers = (vectors > 32 ? 1 : 0) + (held && (warps > 1 || each == 2) ? 1 : 0) + (warps > 1 ? batches : 0) + 2;
   b.read_bytes = rows * cols * size * (o.more ? 3 : 2) + rows * warps * 8 +
                  blocks * (vectors > 32 ? 1 : 8) * cols * size + blocks * sums * cols * 4;
   b.written_bytes = rows * cols * size * (o.dropped ? 2 : 1) + blocks * sums * cols * 4 +
