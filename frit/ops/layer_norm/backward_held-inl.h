@@ -64,7 +64,8 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
   constexpr int kEach = (kDropped ? 3 : 2) * N / 4;  // fours of sums of a vector: dgamma's, dbeta's, dz's
   constexpr int kPairs = V * kEach;
   constexpr int kRing = 2 * kStages * V, kOfLane = kRing > kPairs ? kRing : kPairs;  // vectors of 16 bytes
-  constexpr bool kAgain = V > 2;  // has the row no room in registers?
+  constexpr bool kAgain = V > 2;                         // has the row no room in registers?
+  constexpr bool kTight = kEnds && (V > 2 || kDropped);  // is there no room for pointers that go from row to row?
   const int warps = s.warps, groups = warp_count() / warps, group = warp() / warps, part = warp() - group * warps;
   const bool alone = warps == 1;
   const int period = kEnds ? s.period : 1, row_class = kEnds ? static_cast<int>(block_index() % period) : 0;
@@ -132,7 +133,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
       FRIT_UNROLL
       for (int k = 0; k < V; ++k)
         if (has(k)) copy_async16(ring, slot(stage, 0, k), next_x, k * kStep);
-      if constexpr (kEnds) next_dy = dy + (row_of(r) * s.dy_stride + begins);  // fewer registers
+      if constexpr (kTight) next_dy = dy + (row_of(r) * s.dy_stride + begins);  // fewer registers
       if (dy_like()) {
         FRIT_UNROLL
         for (int k = 0; k < V; ++k)
@@ -144,7 +145,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
             store(ring, slot(stage, 1, i / N) + i % N, load<Cache::kStream>(next_dy, i / N * kStep + i % N));
       }
       next_x = next_x + s.x_step;
-      if constexpr (!kEnds) next_dy = next_dy + s.dy_step;
+      if constexpr (!kTight) next_dy = next_dy + s.dy_step;
     }
     copy_async_commit();
   };
@@ -267,7 +268,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
     }
     if (live) {
       if (dresidual) copy_async_wait<kAgain ? 0 : 1>();
-      if constexpr (kEnds) lane_dx = dx + (row_of(r) * s.dx_stride + begins);  // fewer registers
+      if constexpr (kTight) lane_dx = dx + (row_of(r) * s.dx_stride + begins);  // fewer registers
       const float mean_product = product * s.by_cols, by_x = -scale * scale * mean_product;
       const float constant = -scale * fmaf(below_mean, mean_product, sum * s.by_cols);
       // Which of its columns' elements dropout keeps: a byte for each vector's group of 8 columns, in `here`, and for
@@ -335,7 +336,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
           if (below.dz) store(lane_dz, end - begins, convert<T>(z));
         }
       }
-      if constexpr (!kEnds) lane_dx = lane_dx + s.dx_step;
+      if constexpr (!kTight) lane_dx = lane_dx + s.dx_step;
       if constexpr (kDropped && !kEnds) lane_dz = lane_dz + s.dz_step;
     }
     if constexpr (kAgain) start(r + kStages * s.step, stage);
