@@ -57,7 +57,7 @@ GpuBudget backward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype, 
                 blocks = std::clamp<int64_t>(over(rows, 2 * batch), 1, vectors <= 32 ? 264 : 132),
                 batches = over(rows, blocks * batch), sums = o.dbias ? 3 : 2;
   b.launches = 2;
-  b.barriers = (vectors > 32 ? 1 : 0) + (held ? 1 : 0) + (warps > 1 ? batches : 0) + 2;
+  b.barriers = (vectors > 32 ? 1 : 0) + (held && (warps > 1 || each == 2) ? 1 : 0) + (warps > 1 ? batches : 0) + 2;
   b.read_bytes = rows * cols * size * (o.more ? 3 : 2) + rows * warps * 8 +
                  blocks * (vectors > 32 ? 1 : 8) * cols * size + blocks * sums * cols * 4;
   b.written_bytes = rows * cols * size * (o.dropped ? 2 : 1) + blocks * sums * cols * 4 +
@@ -232,7 +232,7 @@ std::vector<OpCase> bias_dropout_residual_norm_cases() {
     // block.
     const struct {
       int64_t rows, cols, stride;
-    } shapes[] = {{35, 40, 40}, {33, 131, 131}, {21, 264, 272}, {5, 1000, 1000}, {2, 2560, 2560}, {67, 516, 516}};
+    } shapes[] = {{35, 40, 40}, {33, 131, 131}, {21, 264, 272}, {5, 1000, 1000}, {2, 2560, 2560}, {36, 516, 516}};
     for (const auto& [rows, cols, stride] : shapes) {
       if ((f16 && cols != 264 && cols != 516) || (dtype == DType::kF32 && cols > 264)) continue;
       OpCase c = make(rows, cols, dtype,

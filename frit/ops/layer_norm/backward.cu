@@ -153,9 +153,10 @@ BackwardCut BackwardShape::cut(int i, int sums) const {
     c.groups = held_block_warps(v, sums) / c.warps;
     // Two rows a group at least: writing and adding partial sums must pay.
     c.blocks = period * std::clamp<int64_t>(over(over(rows, period), 2 * c.groups), 1, 132 / period);
-    // Two rows of x and of dy, later the columns' sums, which take at least as much; then what is kept of rows' ends.
-    c.shared_bytes = 4 * (int64_t{c.warps} * v * 256 + 8 * c.groups * over(c.warps, 2)) +
-                     int64_t{c.threads()} * 32 * v * sums + int64_t{c.groups} * 512;
+    // The rows' sums; rows of x and of dy, later the columns' sums; what is kept of rows' ends.
+    const int stages = held_stages(v);
+    c.shared_bytes = 4 * (int64_t{c.warps} * v * 256 + 4 * stages * c.groups * over(c.warps, 2)) +
+                     int64_t{c.threads()} * 32 * v * std::max(stages, sums) + int64_t{c.groups} * 512;
     return c;
   }
   const int k = held_by(i);

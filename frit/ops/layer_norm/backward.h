@@ -51,6 +51,11 @@ enum BackwardInstance {
 constexpr int held_block_warps(int vectors, int sums) {
   return vectors > 2 && sums == 3 ? 12 : 16;
 }
+// Rows of a group that it has in shared memory. One that is read there twice makes room only behind its second half; of
+// 4 vectors a lane there is room for two alone.
+constexpr int held_stages(int vectors) {
+  return vectors == 3 ? 3 : 2;
+}
 
 // How a launch's blocks share out rows: `groups` of `warps` warps each take rows, a batch of them at a time.
 struct BackwardCut {

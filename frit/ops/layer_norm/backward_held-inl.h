@@ -59,11 +59,13 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
                                 Global<const T> gamma, Global<const float> mean, Global<const float> rstd,
                                 Global<const T> dresidual, Global<T> dx, Global<float> partials) {
   wait_for_previous();
-  constexpr int N = 8, kStep = 32 * N, kStages = 2, kRow = V * kStep;  // of a warp's part of a row
+  constexpr int N = 8, kStep = 32 * N, kStages = held_stages(V), kRow = V * kStep;  // of a warp's part of a row
   constexpr bool kDropped = Below::kDropped, kEnds = !full && !Below::kWhole;
   constexpr int kEach = (kDropped ? 3 : 2) * N / 4;  // fours of sums of a vector: dgamma's, dbeta's, dz's
   constexpr int kPairs = V * kEach;
-  constexpr bool kAgain = V > 2;  // has the row no room in registers?
+  constexpr int kRing = 2 * kStages * V, kOfLane = kRing > kPairs ? kRing : kPairs;  // vectors of 16 bytes
+  constexpr bool kAgain = V > 2;                         // has the row no room in registers?
+  constexpr bool kTight = kEnds && (V > 2 || kDropped);  // is there no room for pointers that go from row to row?
   const int warps = s.warps, groups = warp_count() / warps, group = warp() / warps, part = warp() - group * warps;
   const bool alone = warps == 1;
   const int period = kEnds ? s.period : 1, row_class = kEnds ? static_cast<int>(block_index() % period) : 0;
@@ -82,7 +84,9 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
   const bool has_end = kEnds && end >= 0 && lane() < 16;
   // Row r here is row row_class + r * period.
   const int all_rows = static_cast<int>((s.rows - row_class + period - 1) / period);
-  const int begin = static_cast<int>(block_index() / period) * groups + group;
+  // A batch's rows go to the blocks in turn, so that the last ones, which are few, are not all one block's.
+  const int pieces = static_cast<int>(block_count() / period);
+  const int begin = static_cast<int>(block_index() / period) + group * pieces;
   const auto row_of = [&](int r) { return row_class + int64_t{r} * period; };
   const auto lies_so = [&](const auto& other, int64_t stride) {
     return !kEnds || (row_shift(other + row_class * stride) == shift && (stride * period % N == 0 || all_rows == 1));
@@ -101,11 +105,11 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
   const int weights = warps * kRow, row_sums = 2 * ((warps + 1) / 2 * 2);
   const Shared<float> mine_of_gamma = shared_array<float>(0) + (part * kRow + lane() * 4);
   const Shared<float> scratch = shared_array<float>(int64_t{4} * weights);
-  const int64_t ring_at = int64_t{4} * (weights + 2 * groups * row_sums);
+  const int64_t ring_at = int64_t{4} * (weights + kStages * groups * row_sums);
   const Shared<T> ring = shared_array<T>(ring_at) + (warp() * kStages * 2 * kRow + lane() * N);
   // Of the lane's single column: dgamma's sum, dbeta's, gamma, and the row's x and dy side by side; 64 behind dz's sum.
   const Shared<float> handed = shared_array<float>(ring_at);
-  const Shared<float> ends = handed + groups * kPairs * warps * 128, mine_of_ends = ends + (group * 32 + lane()) * 4;
+  const Shared<float> ends = handed + groups * kOfLane * warps * 128, mine_of_ends = ends + (group * 32 + lane()) * 4;
   const auto slot = [&](int stage, int of, int k) { return (stage * 2 + of) * kRow + k * kStep; };
   const auto weight_of = [&](int k) {
     Vec<float, N> w;
@@ -129,7 +133,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
       FRIT_UNROLL
       for (int k = 0; k < V; ++k)
         if (has(k)) copy_async16(ring, slot(stage, 0, k), next_x, k * kStep);
-      if constexpr (kEnds) next_dy = dy + (row_of(r) * s.dy_stride + begins);  // fewer registers
+      if constexpr (kTight) next_dy = dy + (row_of(r) * s.dy_stride + begins);  // fewer registers
       if (dy_like()) {
         FRIT_UNROLL
         for (int k = 0; k < V; ++k)
@@ -141,7 +145,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
             store(ring, slot(stage, 1, i / N) + i % N, load<Cache::kStream>(next_dy, i / N * kStep + i % N));
       }
       next_x = next_x + s.x_step;
-      if constexpr (!kEnds) next_dy = next_dy + s.dy_step;
+      if constexpr (!kTight) next_dy = next_dy + s.dy_step;
     }
     copy_async_commit();
   };
@@ -153,7 +157,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
   };
   const auto x_of_end = [](float both) { return widen(T::from_bits(std::bit_cast<uint32_t>(both) & 0xffffu)); };
   const auto dy_of_end = [](float both) { return widen(T::from_bits(std::bit_cast<uint32_t>(both) >> 16)); };
-  const Shared<T> more = shared_array<T>(ring_at + int64_t{512} * groups * (kPairs * warps + 1)) +
+  const Shared<T> more = shared_array<T>(ring_at + int64_t{512} * groups * (kOfLane * warps + 1)) +
                          (warp() * kRow + lane() * N);  // of the residual's row
   const auto start_more = [&](int r) {
     const Global<const T> from = dresidual + (row_of(r) * s.dresidual_stride + begins);
@@ -198,12 +202,12 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
       store_vec<4>(shared_array<float>(0), j / 32 * kStep + i * 32 + j % 32 * 4, four(w.v, i));
   }
   if (!alone)
-    for (int j = thread_index(); j < 2 * groups * row_sums; j += thread_count()) store(scratch, j, 0.0f);
+    for (int j = thread_index(); j < kStages * groups * row_sums; j += thread_count()) store(scratch, j, 0.0f);
   barrier();
 
   float sum_gamma[V][N] = {}, sum_beta[V][N] = {}, sum_dz[kDropped ? V : 1][N] = {};
-  int stage = 0;  // the row's place in the ring; alternates also between two halves of scratch: one barrier a row
-  const int end_of_batches = all_rows + (alone ? 0 : group);
+  int stage = 0;  // the row's place in the ring; and its sums' place in scratch: one barrier a row
+  const int end_of_batches = all_rows + (alone ? 0 : group * pieces);
   for (int r = begin; r < end_of_batches; r += s.step) {
     const bool live = alone || r < all_rows;
     const float scale = std::bit_cast<float>(shuffle(of_next, 31));
@@ -264,7 +268,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
     }
     if (live) {
       if (dresidual) copy_async_wait<kAgain ? 0 : 1>();
-      if constexpr (kEnds) lane_dx = dx + (row_of(r) * s.dx_stride + begins);  // fewer registers
+      if constexpr (kTight) lane_dx = dx + (row_of(r) * s.dx_stride + begins);  // fewer registers
       const float mean_product = product * s.by_cols, by_x = -scale * scale * mean_product;
       const float constant = -scale * fmaf(below_mean, mean_product, sum * s.by_cols);
       // Which of its columns' elements dropout keeps: a byte for each vector's group of 8 columns, in `here`, and for
@@ -332,17 +336,17 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
           if (below.dz) store(lane_dz, end - begins, convert<T>(z));
         }
       }
-      if constexpr (!kEnds) lane_dx = lane_dx + s.dx_step;
+      if constexpr (!kTight) lane_dx = lane_dx + s.dx_step;
       if constexpr (kDropped && !kEnds) lane_dz = lane_dz + s.dz_step;
     }
     if constexpr (kAgain) start(r + kStages * s.step, stage);
-    stage ^= 1;
+    stage = stage == kStages - 1 ? 0 : stage + 1;
   }
 
   let_next_start();  // there is no room for it before this kernel's blocks end
   copy_async_wait<0>();
   // Four sums of a thread at [group][pair][thread of the group][4], where the rows lay.
-  if (alone && !kDropped)
+  if (alone && kRing == kPairs)
     warp_barrier();
   else
     barrier();  // other warps have read their rows

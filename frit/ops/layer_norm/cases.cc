@@ -141,7 +141,8 @@ GpuBudget forward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
 // dy and x (and dresidual) once, dx once. Beside them: mean and rstd once for each warp of a row; gamma once for each
 // block, or, up to 32 vectors, each of its warps (from 1025 vectors on twice a row); the partial sums of `blocks`
 // blocks, which the second launch reads. Barriers: one behind gamma, one a batch of rows unless a warp owns a row, one
-// to add the block's groups, one in the second launch; where warps share held rows, one behind the last of them.
+// to add the block's groups, one in the second launch; where warps share held rows, or have three of 3 vectors a lane
+// under way, one behind the last of them.
 GpuBudget backward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype, DType dgamma, bool residual) {
   const int64_t size = size_of(dtype), vectors = vectors_of(cols, dtype);
   GpuBudget b;
@@ -155,7 +156,7 @@ GpuBudget backward_gpu(int64_t rows, int64_t cols, int64_t stride, DType dtype, 
                 blocks = s.each > 0 ? s.blocks : std::clamp<int64_t>(over(rows, 2 * batch), 1, most),
                 batches = s.each > 0 ? s.batches : over(over(rows, blocks), batch);
   b.launches = 2;
-  b.barriers = (s.each > 0 ? 1 : 0) + (warps > 1 ? batches + (held ? 1 : 0) : 0) +
+  b.barriers = (s.each > 0 ? 1 : 0) + (warps > 1 ? batches : 0) + (held && (warps > 1 || s.each == 3) ? 1 : 0) +
                ((s.each > 0 ? s.groups : groups) > 1 ? 1 : 0) + 1;
   b.read_bytes = rows * cols * size * (residual ? 3 : 2) + rows * warps * 8 +
                  (s.each > 0  ? blocks
