@@ -165,7 +165,7 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
   if (o.instances && size == 2 && width % 8 != 0 && o.stride == 0)
     c.forward_instances.insert(c.forward_instances.end(), {"shifted", "shifted_6"});
   if (o.instances && size == 2 && width % 8 == 0 && o.stride % 8 == 0)
-    c.forward_instances.insert(c.forward_instances.end(), {"columns", "columns_ahead"});
+    c.forward_instances.insert(c.forward_instances.end(), {"columns", "columns_ahead", "2_vectors_ask"});
   return c;
 }
 

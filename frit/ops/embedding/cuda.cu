@@ -125,6 +125,10 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
     Vec<T, kN> w[kVectors], p[kVectors];
     const auto fetch = [&](int i, int first) {
       const int32_t word_id = shuffle(id, i), place_id = shuffle(place, i);
+      if (a.asks && first == 0) {
+        const int32_t next_id = shuffle(id, i + 1);
+        if (next_id >= 0 && lane() * 64 < a.columns) prefetch(a.table + next_id * a.table_stride, lane() * 64);
+      }
       FRIT_UNROLL
       for (int k = 0; k < kVectors; ++k) {
         const int j = first + k * kWarpSize + lane();
@@ -644,8 +648,9 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
 // Vectors of 16 bytes that a lane of forward takes of a row at a time, by instance; the last one is for rows that are
 // no whole vectors.
 constexpr int kVectorsOf[] = {2, 4};
-constexpr int kShifted = 2, kColumns = 3, kShifted6 = 4, kColumnsAhead = 5;
-constexpr const char* kInstances[] = {"2_vectors", "4_vectors", "shifted", "columns", "shifted_6", "columns_ahead"};
+constexpr int kShifted = 2, kColumns = 3, kShifted6 = 4, kColumnsAhead = 5, kAsks = 6;
+constexpr const char* kInstances[] = {"2_vectors", "4_vectors",     "shifted",      "columns",
+                                      "shifted_6", "columns_ahead", "2_vectors_ask"};
 
 // Backward's first launch has the cache fetch as much of dy as there is time for; one that asks, also its tokens' rows
 // when it knows them. Few: half as many blocks, of twice the threads.
@@ -654,7 +659,7 @@ constexpr const char* kBackwardInstances[] = {"fetches", "asks", "few_fetches", 
 // f(std::integral_constant<int, vectors>()) of instance i.
 template <typename F>
 void with_vectors(int i, F&& f) {
-  if (i == 0)
+  if (i == 0 || i == kAsks)
     f(std::integral_constant<int, kVectorsOf[0]>());
   else
     f(std::integral_constant<int, kVectorsOf[1]>());
@@ -758,6 +763,7 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
                       static_cast<int32_t>(y.dim(1)),
                       args.scale,
                       y.numel() * size_of(y.dtype()) > int64_t{16} << 20,
+                      instance == kAsks,
                       DropoutTable(args.dropout)};
     if constexpr (sizeof(T) == 2) {
       if (instance == kShifted || instance == kShifted6)
