@@ -286,22 +286,26 @@ FRIT_DEVICE RowSum store_sums(const Row<T>& row, Scan<kVecOf<T>> scan, Reference
   }
   return sum;
 }
-// The row's log-sum-exp, from what store_sums() left, behind a barrier; for one thread.
-FRIT_DEVICE float log_sum_exp(const RowSum& sum, float top, int columns) {
-  int64_t whole = 0;
-  bool bad = false;
-  for (int w = 0; w < kWarps; ++w) {
-    whole += load(shared_array<int64_t>(kSumsAt), w);
-    bad |= load(shared_array<uint32_t>(kFlagsAt), w) != 0;
-  }
-  if (bad) return kNaN;
-  if (!(top > -INFINITY && top < INFINITY)) return top;
+// What the row's log-sum-exp is made of beside the sum itself.
+FRIT_DEVICE double log_of_unit(const RowSum& sum) {
   // `about` is the reference times log2(e), rounded; what that lost is the same factor in all exponentials.
   const float lost = fmaf(sum.reference.value, kLog2E, -sum.reference.about);
+  return static_cast<double>(sum.reference.value) +
+         (static_cast<double>(sum.exponent) - static_cast<double>(lost)) * kLn2;
+}
+// The row's log-sum-exp, from what store_sums() left, behind a barrier; for one thread.
+FRIT_DEVICE float log_sum_exp(double of_unit, float top, int columns) {
+  int64_t whole = 0;
+  uint32_t bad = 0;
+  FRIT_UNROLL
+  for (int w = 0; w < kWarps; ++w) {
+    whole += load(shared_array<int64_t>(kSumsAt), w);
+    bad |= load(shared_array<uint32_t>(kFlagsAt), w);
+  }
+  if (bad != 0) return kNaN;
+  if (!(top > -INFINITY && top < INFINITY)) return top;
   const float scaled = static_cast<float>(whole) * power_of_two(-sum_bits(columns));
-  return static_cast<float>(static_cast<double>(sum.reference.value) +
-                            (static_cast<double>(sum.exponent) - static_cast<double>(lost)) * kLn2 +
-                            static_cast<double>(logf(scaled)));
+  return static_cast<float>(of_unit + static_cast<double>(logf(scaled)));
 }
 
 // ---- The count-th key, found byte by byte ----
@@ -349,19 +353,6 @@ struct Results {
   }
 };
 
-// The warp's 32 values, the largest in lane 0. Cost: 15 shuffles.
-FRIT_DEVICE float sorted_falling(float x) {
-  FRIT_UNROLL
-  for (int width = 2; width <= kWarpSize; width *= 2) {
-    FRIT_UNROLL
-    for (int apart = width / 2; apart > 0; apart /= 2) {
-      const float other = shuffle_xor(x, apart);
-      x = ((lane() & apart) == 0) == ((lane() & width) == 0) ? fmaxf(x, other) : fminf(x, other);
-    }
-  }
-  return x;
-}
-
 // Hierarchical selection in row r, behind the walk over it, for a block.
 template <typename T>
 FRIT_DEVICE void select_by_groups(const Row<T>& row, const Scan<kVecOf<T>>& scan, const Reference& reference, int64_t r,
@@ -379,8 +370,18 @@ FRIT_DEVICE void select_by_groups(const Row<T>& row, const Scan<kVecOf<T>>& scan
   // R, the count-th largest of the group maxima: every warp finds it among 32, a thread a group among more.
   float top, threshold;
   if (few) {
-    const float sorted = sorted_falling(load(maxima, lane()));
-    top = shuffle(sorted, 0), threshold = shuffle(sorted, count - 1);
+    const auto rising = [](int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+    int32_t mine = rising(std::bit_cast<int32_t>(load(maxima, lane()) + 0.0f));  // no -0
+    int32_t most = warp_max_int(mine);
+    top = std::bit_cast<float>(rising(most));
+    for (int left = count;;) {
+      const bool is_most = mine == most;
+      left -= count_bits(ballot(is_most));
+      if (left <= 0) break;
+      if (is_most) mine = static_cast<int32_t>(0x80000000u);  // below all numbers
+      most = warp_max_int(mine);
+    }
+    threshold = std::bit_cast<float>(rising(most));
   } else {
     int rank = 0;
     top = -INFINITY;
@@ -422,6 +423,7 @@ FRIT_DEVICE void select_by_groups(const Row<T>& row, const Scan<kVecOf<T>>& scan
   const int first_vector = next_vector();
   const auto first_values = row.load_whole(first_vector);
   const RowSum sum = store_sums(row, scan, reference, top);
+  const double of_unit = me == kThreads - 1 ? log_of_unit(sum) : 0.0;
   if (first_vector < row.whole_end)
     row.each(first_vector, first_values, collect);
   else if (first_vector < row.vectors)
@@ -438,7 +440,7 @@ FRIT_DEVICE void select_by_groups(const Row<T>& row, const Scan<kVecOf<T>>& scan
 
   const uint32_t found = load(counter, 0);
   if (me == kThreads - 1) {
-    if (results.lse) store(results.lse, r, log_sum_exp(sum, top, columns));
+    if (results.lse) store(results.lse, r, log_sum_exp(of_unit, top, columns));
     if (results.survivors) store(results.survivors, r, static_cast<int32_t>(found));
   }
   uint32_t held = found;
@@ -586,7 +588,7 @@ beam_select_forward_radix_kernel(Global<const T> logits, int64_t stride, int col
     });
   for (int i = count + me; i < padded; i += kThreads) store(keys, i, int64_t{-1});  // behind all keys
   if (me == kThreads - 1) {
-    if (results.lse) store(results.lse, r, log_sum_exp(sum, top, columns));
+    if (results.lse) store(results.lse, r, log_sum_exp(log_of_unit(sum), top, columns));
     if (results.survivors) store(results.survivors, r, count);
   }
   barrier();

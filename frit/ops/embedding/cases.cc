@@ -118,18 +118,15 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
       tokens * (4 + width * size) + (vocabulary + (learned ? places : 0)) * width * size_of(o.gradient)};
 
   // On a GPU: a warp of four tokens reads their ids, the last offset in every lane, the offsets once to find their
-  // sequences (fewer than 32), and their rows; one that has 512 columns of eight tokens the same, but not all of a row.
+  // sequences (fewer than 32), and their rows.
   const int64_t sequences = static_cast<int64_t>(lengths.size());
-  const int64_t parts = size == 2 ? (width + kEmbeddingColumns - 1) / kEmbeddingColumns : 1;
-  const int64_t of_a_warp = size == 2 ? kEmbeddingColumnTokens : kEmbeddingTokens;
-  const int64_t warps = (tokens + of_a_warp - 1) / of_a_warp * parts;
+  const int64_t warps = (tokens + kEmbeddingTokens - 1) / kEmbeddingTokens;
   const bool aligned = width * size % 16 == 0 && o.stride == 0, found = o.positions && !o.position_ids;
   c.forward_gpu.launches = tokens * width > 0;
   c.forward_gpu.barriers = c.forward_gpu.atomics = c.forward_gpu.scratch_bytes = 0;
   if (aligned && width > 0 && o.tail == 0 && sequences < 32) {
-    c.forward_gpu.read_bytes = tokens * parts * 4 + warps * 32 * 4 + (found ? warps * (sequences + 1) * 4 : 0) +
-                               (o.position_ids ? tokens * parts * 4 : 0) +
-                               tokens * width * size * (o.positions ? 2 : 1);
+    c.forward_gpu.read_bytes = tokens * 4 + warps * 32 * 4 + (found ? warps * (sequences + 1) * 4 : 0) +
+                               (o.position_ids ? tokens * 4 : 0) + tokens * width * size * (o.positions ? 2 : 1);
     c.forward_gpu.written_bytes = tokens * width * size;
   }
   const int64_t pieces = (tokens + kEmbeddingPiece - 1) / kEmbeddingPiece;
@@ -141,12 +138,12 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
       width == 0 ? 0 : scratch + (learned && found ? static_cast<int64_t>(align_up(tokens * 4)) : 0);
   c.backward_gpu.atomics = 0;
   if (aligned && o.counts && !learned) {
-    int64_t owners = 1;  // with 4 to 512 words each, at best 128
-    while (owners < 128 && vocabulary / (2 * owners) >= 4) owners *= 2;
-    while (vocabulary > 512 * owners) owners *= 2;
+    int64_t owners = 1;  // with 4 to 256 words each, at best 256
+    while (owners < 256 && vocabulary / (2 * owners) >= 4) owners *= 2;
+    while (vocabulary > 256 * owners) owners *= 2;
     c.backward_gpu.barriers = 4;  // of the first launch
     // A warp looks through whole 32 vectors of 4 ids.
-    const int64_t looking = tokens == 0 ? 0 : (tokens + 127) / 128, of_a_block = size == 2 ? 32 : 16,
+    const int64_t looking = tokens == 0 ? 0 : (tokens + 127) / 128, of_a_block = 16,
                   most = (looking + of_a_block - 1) / of_a_block;
     c.backward_gpu.read_bytes = owners * ((looking + most - 1) / std::max<int64_t>(most, 1) * 32 + tokens) * 4 +
                                 tokens * width * size +                //
@@ -162,10 +159,13 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
     c.finite_difference_step = 0;  // the loss is not a number
   }
   if (o.tail > 0 || dtype == DType::kF16) c.where = Where::kGpu;
-  if (o.instances) c.forward_instances = {"2_vectors", "4_vectors"}, c.backward_instances = {"fetches", "asks", "both"};
+  if (o.instances)
+    c.forward_instances = {"2_vectors", "4_vectors"},
+    c.backward_instances = {"fetches", "asks", "few_fetches", "few_asks"};
   if (o.instances && size == 2 && width % 8 != 0 && o.stride == 0)
     c.forward_instances.insert(c.forward_instances.end(), {"shifted", "shifted_6"});
-  if (o.instances && size == 2 && width % 8 == 0 && o.stride % 8 == 0) c.forward_instances.push_back("columns");
+  if (o.instances && size == 2 && width % 8 == 0 && o.stride % 8 == 0)
+    c.forward_instances.insert(c.forward_instances.end(), {"columns", "columns_ahead", "2_vectors_ask"});
   return c;
 }
 

@@ -104,7 +104,9 @@ FRIT_DEVICE uint32_t kept(const DropoutTable& dropout, int64_t token, int first,
 // A warp takes kTokens neighbouring tokens: it finds their rows at once, a token a lane, then writes one row after the
 // other; a lane has kVectors vectors of it at a time. kAligned: all rows are whole aligned vectors.
 template <typename T, int kVectors, bool kAligned>
-FRIT_KERNEL(kThreads, kAligned                          ? (kVectors <= 2 ? 4 : 3)
+FRIT_KERNEL(kThreads, kAligned                          ? (kVectors <= 2    ? 4
+                                                           : sizeof(T) == 2 ? 2
+                                                                            : 3)
                       : kVectors <= 2 && sizeof(T) == 2 ? 3
                                                         : 2)
 embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
@@ -115,6 +117,61 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
   if (begin >= a.tokens) return;
   const FoundTokens found = find_tokens<kTokens>(a, begin, [](int32_t) {});
   const int32_t id = found.id, place = found.place;
+  if constexpr (kAligned && kN == 8) {
+    // The next vectors are loaded as soon as these are widened.
+    const int vectors = a.columns / kN,
+              left = static_cast<int>(a.tokens - begin < kTokens ? a.tokens - begin : kTokens);
+    const uint32_t threshold = dropout_threshold(a.dropout);
+    Vec<T, kN> w[kVectors], p[kVectors];
+    const auto fetch = [&](int i, int first) {
+      const int32_t word_id = shuffle(id, i), place_id = shuffle(place, i);
+      if (a.asks && first == 0) {
+        const int32_t next_id = shuffle(id, i + 1);
+        if (next_id >= 0 && lane() * 64 < a.columns) prefetch(a.table + next_id * a.table_stride, lane() * 64);
+      }
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        const int j = first + k * kWarpSize + lane();
+        w[k] = p[k] = Vec<T, kN>{};
+        if (word_id < 0 || j >= vectors) continue;
+        w[k] = load_vec<kN>(a.table + word_id * a.table_stride, j * kN);
+        if (a.positions) p[k] = load_vec<kN>(a.positions + place_id * a.positions_stride, j * kN);
+      }
+    };
+    fetch(0, 0);
+    int i = 0, first = 0;
+    while (i < left) {
+      Vec<float, kN> sum[kVectors];
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        FRIT_UNROLL
+        for (int c = 0; c < kN; ++c)
+          sum[k][c] = fmaf(widen(static_cast<T>(w[k][c])), a.scale, widen(static_cast<T>(p[k][c]))) * a.dropout.scale;
+      }
+      const int64_t t = begin + i;
+      const int at = first + lane();
+      first += kWarpSize * kVectors;
+      if (first >= vectors) first = 0, ++i;
+      if (i < left) fetch(i, first);
+      uint32_t rows[kVectors], groups[kVectors];
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k)
+        rows[k] = static_cast<uint32_t>(t), groups[k] = static_cast<uint32_t>(at + k * kWarpSize);
+      const DropoutWords<kVectors> words = dropout_words<kVectors>(a.dropout, rows, groups);
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        const int j = at + k * kWarpSize;
+        if (j >= vectors) continue;
+        FRIT_UNROLL
+        for (int c = 0; c < kN; ++c) sum[k][c] = words.kept(k, c, threshold) ? sum[k][c] : 0.0f;
+        if (a.streams)
+          store_vec<kN, Cache::kStream>(a.y + t * a.y_stride, j * kN, from_float<T>(sum[k]));
+        else
+          store_vec<kN>(a.y + t * a.y_stride, j * kN, from_float<T>(sum[k]));
+      }
+    }
+    return;
+  }
   for (int i = 0; i < kTokens && begin + i < a.tokens; ++i) {
     const int64_t t = begin + i;
     const int32_t word_id = shuffle(id, i), place_id = shuffle(place, i);
@@ -166,11 +223,11 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
 }
 
 // Rows of 16-bit elements that are whole aligned vectors. A warp has the columns of kColumnVectors vectors a lane in
-// kColumnTokens neighbouring tokens, one after the other, so that what the columns decide is worked out once. The
-// words' rows are on their way to the cache before the tokens' positions are known.
+// kColumnTokens neighbouring tokens, one after the other, so that what the columns decide is worked out once. The cache
+// is asked for a token's row two tokens before.
 constexpr int kColumnVectors = 2, kColumnTokens = static_cast<int>(kEmbeddingColumnTokens);
-template <typename T, bool kPlaced>
-FRIT_KERNEL(kThreads, 5)
+template <typename T, bool kPlaced, bool kAhead>
+FRIT_KERNEL(kThreads, 4)
 embedding_forward_columns_per_warp_kernel(Lookup<T> a, Divider by_parts) {
   let_next_start();
   wait_for_previous();
@@ -184,54 +241,58 @@ embedding_forward_columns_per_warp_kernel(Lookup<T> a, Divider by_parts) {
     return matrix +
            static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(row)) * static_cast<uint32_t>(stride));
   };
-  const FoundTokens found = find_tokens<kColumnTokens>(a, begin, [&](int32_t id) {
-    constexpr int kLine = 64, kLines = kVectors * kStep / kLine;  // of a row
-    FRIT_UNROLL
-    for (int i = 0; i < kColumnTokens * kLines; i += kWarpSize) {
-      const int line = i + lane(), at = from + line % kLines * kLine;
-      const int32_t theirs = shuffle(id, line / kLines);
-      if (theirs >= 0 && at < a.columns) prefetch(row_of(a.table, theirs, a.table_stride), at);
-    }
-  });
   const int left = static_cast<int>(a.tokens - begin < kColumnTokens ? a.tokens - begin : kColumnTokens);
+  // Asks for the lines of two tokens' rows: a line a lane, of the first 8 lanes' the first token's.
+  constexpr int kLine = 64, kLines = kVectors * kStep / kLine;
+  const auto ask = [&](int32_t word, int line) {
+    const int at = from + line * kLine;
+    if (word >= 0 && line < kLines && at < a.columns) prefetch(row_of(a.table, word, a.table_stride), at);
+  };
+  const FoundTokens found = find_tokens<kColumnTokens>(a, begin, [&](int32_t id) {
+    const int32_t word = shuffle(id, lane() / kLines);
+    ask(lane() < 2 * kLines ? word : -1, lane() % kLines);
+  });
   const uint32_t threshold = dropout_threshold(a.dropout), group_of_8 = static_cast<uint32_t>(column) / 8;
   const Global<const T> table = a.table + column, positions = a.positions + (kPlaced ? column : 0);
-  const RowDraws draws[kVectors] = {{a.dropout, group_of_8}, {a.dropout, group_of_8 + kWarpSize}};
   const bool there[kVectors] = {column < a.columns, column + kStep < a.columns};
-  FRIT_UNROLL_BY(1)
-  for (int i = 0; i < left; ++i) {
+  Vec<T, 8> w[kVectors] = {}, p[kVectors] = {};
+  const auto fetch = [&](int i) {
     const int32_t word = shuffle(found.id, i), place = shuffle(found.place, i);
-    const Global<T> y = a.y + ((begin + i) * a.y_stride + column);
-    if (word < 0) {
-      FRIT_UNROLL
-      for (int k = 0; k < kVectors; ++k)
-        if (there[k]) store_vec<8, Cache::kStream>(y, k * kStep, Vec<T, 8>{});
-      continue;
-    }
     const Global<const T> from_words = row_of(table, word, a.table_stride);
     const Global<const T> from_places = row_of(positions, place, a.positions_stride);
-    Vec<T, 8> w[kVectors] = {}, p[kVectors] = {};
     FRIT_UNROLL
     for (int k = 0; k < kVectors; ++k) {
-      if (!there[k]) continue;
-      w[k] = load_vec<8>(from_words, k * kStep);
-      if constexpr (kPlaced) p[k] = load_vec<8>(from_places, k * kStep);
+      if (word >= 0 && there[k]) {
+        w[k] = load_vec<8>(from_words, k * kStep);
+        if constexpr (kPlaced) p[k] = load_vec<8>(from_places, k * kStep);
+      }
     }
-    // On their way while random words are drawn.
+  };
+  if constexpr (kAhead) fetch(0);
+  FRIT_UNROLL_BY(1)
+  for (int i = 0; i < left; ++i) {
+    ask(shuffle(found.id, i + 2), lane());
+    if constexpr (!kAhead) fetch(i);
+    const bool dead = shuffle(found.id, i) < 0;
     const uint32_t t = static_cast<uint32_t>(begin) + static_cast<uint32_t>(i);
-    DropoutWords<1> random[kVectors];
+    const Global<T> y = a.y + ((begin + i) * a.y_stride + column);
+    Vec<T, 8> now[kVectors], place_now[kVectors];
     FRIT_UNROLL
-    for (int k = 0; k < kVectors; ++k) random[k] = draws[k].template rows<1>(a.dropout, t, 0);
+    for (int k = 0; k < kVectors; ++k) now[k] = w[k], place_now[k] = p[k];
+    // Vectors are on their way while random words are drawn.
+    if constexpr (kAhead) fetch(i + 1);
+    const DropoutWords<kVectors> random =
+        dropout_words<kVectors>(a.dropout, {t, t}, {group_of_8, group_of_8 + kWarpSize});
     FRIT_UNROLL
     for (int k = 0; k < kVectors; ++k) {
-      if (!there[k]) continue;
       Vec<float, 8> sum;
       FRIT_UNROLL
       for (int c = 0; c < 8; ++c) {
-        const float place = kPlaced ? widen(static_cast<T>(p[k][c])) : 0.0f;
-        sum[c] = fmaf(widen(static_cast<T>(w[k][c])), a.scale, place) * a.dropout.scale;
-        sum[c] = random[k].kept(0, c, threshold) ? sum[c] : 0.0f;
+        const float place = kPlaced ? widen(static_cast<T>(place_now[k][c])) : 0.0f;
+        sum[c] = fmaf(widen(static_cast<T>(now[k][c])), a.scale, place) * a.dropout.scale;
+        sum[c] = random.kept(k, c, threshold) && !dead ? sum[c] : 0.0f;
       }
+      if (!there[k]) continue;
       if (a.streams)
         store_vec<8, Cache::kStream>(y, k * kStep, from_float<T>(sum));
       else
@@ -298,7 +359,7 @@ template <typename T, typename O, bool kAligned>
 struct AnyRows {
   using In = T;
   using Out = O;
-  static constexpr int kWordThreads = 512, kPieceBlocks = 5;
+  static constexpr int kWordThreads = 512, kWordBlocks = 1, kPieceBlocks = 5;
 
   FRIT_DEVICE static void write_zeros(const Sums<T, O>& a, int32_t key) {
     constexpr int kN = kVecOf<O>;
@@ -350,11 +411,11 @@ struct AnyRows {
 };
 
 // Rows of dy of 16-bit elements that are whole aligned vectors, as the gradient's are.
-template <typename T, typename O>
+template <typename T, typename O, int kBlocks>
 struct WholeRows {
   using In = T;
   using Out = O;
-  static constexpr int kWordThreads = 1024, kPieceBlocks = 5, kVectors = 2;
+  static constexpr int kWordThreads = 1024 / kBlocks, kWordBlocks = kBlocks, kPieceBlocks = 5, kVectors = 2;
 
   FRIT_DEVICE static void write_zeros(const Sums<T, O>& a, int32_t key) {
     constexpr int kN = kVecOf<O>;
@@ -370,47 +431,96 @@ struct WholeRows {
     if constexpr (kPiece) return sum_piece(a, tokens, count, partial);
     const uint32_t threshold = dropout_threshold(a.dropout);
     const float factor = a.dropout.scale * a.scale;
-    FRIT_UNROLL_BY(1)
-    for (int first = lane(); first - lane() < vectors; first += kWarpSize * kVectors) {
-      const bool there[kVectors] = {first < vectors, first + kWarpSize < vectors};
-      const uint32_t group = static_cast<uint32_t>(first);
-      Vec<float, 8> sum[kVectors] = {};
-      FRIT_UNROLL_BY(1)
-      for (int i = 0; i < count; ++i) {
-        const int32_t token = shuffle(tokens, i);
-        const Global<const T> row = a.dy + (token * a.dy_stride + first * 8);
-        Vec<T, 8> x[kVectors] = {};
-        FRIT_UNROLL
-        for (int k = 0; k < kVectors; ++k)
-          if (there[k]) x[k] = load_vec<8, Cache::kStream>(row, k * kWarpSize * 8);
-        const uint32_t t = static_cast<uint32_t>(token);
-        const DropoutWords<2> words = dropout_words<2>(a.dropout, {t, t}, {group, group + kWarpSize});
-        FRIT_UNROLL
-        for (int k = 0; k < kVectors; ++k) {
-          FRIT_UNROLL
-          for (int c = 0; c < 8; ++c)
-            if (words.kept(k, c, threshold)) sum[k][c] = fmaf(widen(static_cast<T>(x[k][c])), factor, sum[k][c]);
-        }
-      }
-      const Global<O> out = a.out + (key * a.out_stride + first * 8);
+    if (count == 1) return write_one(a, shuffle(tokens, 0), key, threshold, factor);
+    int first = lane(), i = 0;
+    Vec<T, 8> v[kVectors];
+    const auto fetch = [&] {
+      const Global<const T> row = a.dy + shuffle(tokens, i) * a.dy_stride;
       FRIT_UNROLL
       for (int k = 0; k < kVectors; ++k) {
-        if (!there[k]) continue;
+        v[k] = Vec<T, 8>{};
+        if (first + k * kWarpSize < vectors) v[k] = load_vec<8, Cache::kStream>(row, (first + k * kWarpSize) * 8);
+      }
+    };
+    fetch();
+    Vec<float, 8> sum[kVectors] = {};
+    FRIT_UNROLL_BY(1)
+    while (first - lane() < vectors) {
+      // The next vectors are on their way while these are added.
+      const Vec<T, 8> x[kVectors] = {v[0], v[1]};
+      const uint32_t t = static_cast<uint32_t>(shuffle(tokens, i)), group = static_cast<uint32_t>(first);
+      const int at = first;
+      const bool last = ++i == count;
+      if (last) i = 0, first += kWarpSize * kVectors;
+      if (first - lane() < vectors) fetch();
+      const DropoutWords<2> words = dropout_words<2>(a.dropout, {t, t}, {group, group + kWarpSize});
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        FRIT_UNROLL
+        for (int c = 0; c < 8; ++c)
+          if (words.kept(k, c, threshold)) sum[k][c] += widen(static_cast<T>(x[k][c]));
+      }
+      if (!last) continue;
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        const int column = (at + k * kWarpSize) * 8;
+        if (column >= a.columns) continue;
+        FRIT_UNROLL
+        for (int c = 0; c < 8; ++c) sum[k][c] *= factor;
+        const Global<O> out = a.out + key * a.out_stride;
         if (a.accumulate) {
           constexpr int kOut = kVecOf<O>;
           FRIT_UNROLL
           for (int c = 0; c < 8; c += kOut) {
-            const Vec<O, kOut> before = load_vec<kOut>(out, k * kWarpSize * 8 + c);
+            const Vec<O, kOut> before = load_vec<kOut>(out, column + c);
             FRIT_UNROLL
             for (int j = 0; j < kOut; ++j) sum[k][c + j] += widen(static_cast<O>(before[j]));
           }
         }
-        write(out, k * kWarpSize * 8, sum[k]);
+        write(out, column, sum[k]);
       }
+      FRIT_UNROLL
+      for (int k = 0; k < kVectors; ++k) sum[k] = Vec<float, 8>{};
     }
   }
 
  private:
+  // The row of a word with one token: nothing is summed, and half of registers are free for more vectors.
+  FRIT_DEVICE static void write_one(const Sums<T, O>& a, int32_t token, int32_t key, uint32_t threshold, float factor) {
+    constexpr int kOut = kVecOf<O>, kMany = 4, kStep = kWarpSize * 8;
+    FRIT_UNROLL_BY(1)
+    for (int column = lane() * 8; column - lane() * 8 < a.columns; column += kMany * kStep) {
+      const Global<const T> row = a.dy + (token * a.dy_stride + column);
+      const Global<O> out = a.out + (key * a.out_stride + column);
+      Vec<T, 8> x[kMany] = {};
+      FRIT_UNROLL
+      for (int k = 0; k < kMany; ++k)
+        if (column + k * kStep < a.columns) x[k] = load_vec<8, Cache::kStream>(row, k * kStep);
+      const uint32_t t = static_cast<uint32_t>(token);
+      FRIT_UNROLL
+      for (int k = 0; k < kMany; k += 2) {
+        const uint32_t group = opaque(static_cast<uint32_t>(column) / 8 + static_cast<uint32_t>(k * kWarpSize));
+        const DropoutWords<2> words = dropout_words<2>(a.dropout, {t, t}, {group, group + kWarpSize});
+        FRIT_UNROLL
+        for (int j = 0; j < 2; ++j) {
+          if (column + (k + j) * kStep >= a.columns) continue;
+          Vec<float, 8> y;
+          FRIT_UNROLL
+          for (int c = 0; c < 8; ++c)
+            y[c] = words.kept(j, c, threshold) ? widen(static_cast<T>(x[k + j][c])) * factor : 0.0f;
+          if (a.accumulate) {
+            FRIT_UNROLL
+            for (int c = 0; c < 8; c += kOut) {
+              const Vec<O, kOut> before = load_vec<kOut>(out, (k + j) * kStep + c);
+              FRIT_UNROLL
+              for (int i = 0; i < kOut; ++i) y[c + i] += widen(static_cast<O>(before[i]));
+            }
+          }
+          write(out, (k + j) * kStep, y);
+        }
+      }
+    }
+  }
   // The rows of a piece are few and far apart, and there are few pieces: kAhead of them are on their way at a time.
   FRIT_DEVICE static void sum_piece(const Sums<T, O>& a, int32_t tokens, int count, const Global<float>& partial) {
     constexpr int kAhead = 4;
@@ -538,18 +648,18 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
 // Vectors of 16 bytes that a lane of forward takes of a row at a time, by instance; the last one is for rows that are
 // no whole vectors.
 constexpr int kVectorsOf[] = {2, 4};
-constexpr int kShifted = 2, kColumns = 3, kShifted6 = 4;
-constexpr const char* kInstances[] = {"2_vectors", "4_vectors", "shifted", "columns", "shifted_6"};
+constexpr int kShifted = 2, kColumns = 3, kShifted6 = 4, kColumnsAhead = 5, kAsks = 6;
+constexpr const char* kInstances[] = {"2_vectors", "4_vectors",     "shifted",      "columns",
+                                      "shifted_6", "columns_ahead", "2_vectors_ask"};
 
-// What backward's first launch tells the cache to fetch while it looks for its words' tokens: as much of dy as there is
-// time for, their rows when it knows them, or first the one and then the other.
-constexpr const char* kBackwardInstances[] = {"fetches", "asks", "both"};
-constexpr int kFetches = 0, kAsks = 1, kBoth = 2;
+// Backward's first launch has the cache fetch as much of dy as there is time for; one that asks, also its tokens' rows
+// when it knows them. Few: half as many blocks, of twice the threads.
+constexpr const char* kBackwardInstances[] = {"fetches", "asks", "few_fetches", "few_asks"};
 
 // f(std::integral_constant<int, vectors>()) of instance i.
 template <typename F>
 void with_vectors(int i, F&& f) {
-  if (i == 0)
+  if (i == 0 || i == kAsks)
     f(std::integral_constant<int, kVectorsOf[0]>());
   else
     f(std::integral_constant<int, kVectorsOf[1]>());
@@ -570,8 +680,9 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
   Buffer runs = context.allocate({pieces, 4}, DType::kI32, "embedding.runs");
   Buffer partials = context.allocate({2 * pieces, partials_stride}, DType::kF32, "embedding.partials");
   // As much as looking through the tokens leaves time for.
-  const int64_t fetch = how != kAsks && dy.contiguous() ? std::min<int64_t>(dy.bytes(), 16 << 20) : 0;
-  const int32_t bits = word_bits(keys.count);
+  const int64_t fetch = dy.contiguous() ? std::min<int64_t>(dy.bytes(), 16 << 20) : 0;
+  const bool few = how >= 2;
+  const int32_t bits = word_bits(keys.count, few);
   const bool aligned = whole_vectors(dy) && whole_vectors(out), shifted = shifts(dy) && shifts(out);
   dispatch_float(dy.dtype(), [&]<typename T>(T) {
     const auto run = [&]<typename O>(O) {
@@ -591,15 +702,18 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
                          static_cast<int32_t>(partials_stride),
                          scale,
                          accumulate,
-                         how != kFetches,
+                         how % 2 != 0,
                          DropoutTable(dropout)};
       if constexpr (sizeof(T) == 2) {
-        if (aligned) launch_sums<WholeRows<T, O>>(context, a);
+        if (aligned && few)
+          launch_sums<WholeRows<T, O, 1>>(context, a);
+        else if (aligned)
+          launch_sums<WholeRows<T, O, 2>>(context, a);
       } else if (aligned) {
         launch_sums<AnyRows<T, O, true>>(context, a);
       }
       if constexpr (std::is_same_v<T, O> && sizeof(T) == 2) {
-        if (shifted) start_embedding_backward_shifted(context, a);
+        if (shifted) start_embedding_backward_shifted(context, a, few);
       }
       if (!aligned && (!shifted || !std::is_same_v<T, O> || sizeof(T) != 2))
         launch_sums<AnyRows<T, O, false>>(context, a);
@@ -625,12 +739,12 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
   const auto short_rows = [](const Tensor& t) { return t.row_stride() < (int64_t{1} << 32); };
   const bool columns = aligned && size_of(y.dtype()) == 2 && short_rows(args.table) &&
                        (!placed || short_rows(args.positions)) && y.dim(0) * y.dim(1) / 256 < (int64_t{1} << 30);
-  const int fallback = shifted ? kShifted : columns ? kColumns : 0;
-  const int instance =
-      choose_instance(context, "embedding_forward", fmt::format("{}x{}", y.dim(1), size_of(y.dtype())), kInstances,
-                      fallback, [&](int i) {
-                        return i == kShifted || i == kShifted6 ? shifted : i == kColumns ? columns : true;
-                      });
+  const int fallback = shifted ? kShifted : 0;
+  const int instance = choose_instance(
+      context, "embedding_forward", fmt::format("{}x{}", y.dim(1), size_of(y.dtype())), kInstances, fallback,
+      [&](int i) {
+        return i == kShifted || i == kShifted6 ? shifted : i == kColumns || i == kColumnsAhead ? columns : true;
+      });
   dispatch_float(y.dtype(), [&]<typename T>(T) {
     const Lookup<T> a{global<const int32_t>(args.ids),
                       global<const int32_t>(args.offsets),
@@ -649,18 +763,21 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
                       static_cast<int32_t>(y.dim(1)),
                       args.scale,
                       y.numel() * size_of(y.dtype()) > int64_t{16} << 20,
+                      instance == kAsks,
                       DropoutTable(args.dropout)};
     if constexpr (sizeof(T) == 2) {
       if (instance == kShifted || instance == kShifted6)
         return start_embedding_forward_shifted(context, a, instance == kShifted6);
     }
     if constexpr (sizeof(T) == 2) {
-      if (instance == kColumns) {
+      if (instance == kColumns || instance == kColumnsAhead) {
         const int64_t parts = (y.dim(1) + kEmbeddingColumns - 1) / (kEmbeddingColumns);
         const int64_t items = (y.dim(0) + kColumnTokens - 1) / kColumnTokens * parts;
         launch(context, "embedding_forward_columns_per_warp_kernel",
-               placed ? embedding_forward_columns_per_warp_kernel<T, true>
-                      : embedding_forward_columns_per_warp_kernel<T, false>,
+               instance == kColumnsAhead ? (placed ? embedding_forward_columns_per_warp_kernel<T, true, true>
+                                                   : embedding_forward_columns_per_warp_kernel<T, false, true>)
+                                         : (placed ? embedding_forward_columns_per_warp_kernel<T, true, false>
+                                                   : embedding_forward_columns_per_warp_kernel<T, false, false>),
                {(items + kWarps - 1) / kWarps, kThreads}, a, Divider(parts));
         return;
       }
@@ -668,8 +785,8 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
     constexpr int64_t kBlock = kWarps * kEmbeddingTokens;
     with_vectors(instance, [&](auto vectors) {
       launch(context, "embedding_forward_rows_per_warp_kernel",
-             aligned && sizeof(T) == 4 ? embedding_forward_rows_per_warp_kernel<T, vectors.value, sizeof(T) == 4>
-                                       : embedding_forward_rows_per_warp_kernel<T, vectors.value, false>,
+             aligned ? embedding_forward_rows_per_warp_kernel<T, vectors.value, true>
+                     : embedding_forward_rows_per_warp_kernel<T, vectors.value, false>,
              {(y.dim(0) + kBlock - 1) / kBlock, kThreads}, a);
     });
   });
@@ -680,7 +797,7 @@ void embedding_backward_gpu(Context& context, const EmbeddingArgs& args, const T
   const int64_t tokens = dy.dim(0);
   if (dy.dim(1) == 0) return;
   const int how = choose_instance(context, "embedding_backward", fmt::format("{}x{}", dy.dim(1), size_of(dy.dtype())),
-                                  kBackwardInstances, kBoth, [](int) { return true; });
+                                  kBackwardInstances, 0, [](int) { return true; });
   Keys keys{global<const int32_t>(args.ids),
             global<const int32_t>(args.offsets),
             tokens,

@@ -28,6 +28,7 @@ struct Lookup {
   int32_t vocabulary, sequences, columns;
   float scale;
   bool streams;  // is y too large to stay in the second-level cache?
+  bool asks;     // is the cache asked for the next token's row?
   DropoutTable dropout;
 };
 

@@ -84,11 +84,11 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
 }
 
 // Backward's rows; see sums-inl.h. A lane has kVectors vectors of a row at a time.
-template <typename T>
+template <typename T, int kBlocks>
 struct ShiftedRows {
   using In = T;
   using Out = T;
-  static constexpr int kWordThreads = 640, kPieceBlocks = 5, kVectors = 4;
+  static constexpr int kWordThreads = 640 / kBlocks, kWordBlocks = kBlocks, kPieceBlocks = 5, kVectors = 4;
 
   FRIT_DEVICE static void write_zeros(const Sums<T, T>& a, int32_t key) {
     const ShiftedRow row = shifted_row<kVectors>(key, a.columns);
@@ -187,6 +187,14 @@ void start(Context& context, const Lookup<T>& a, bool many) {
          {(a.tokens + of_a_block - 1) / of_a_block, kThreads}, a);
 }
 
+template <typename T>
+void start(Context& context, const Sums<T, T>& a, bool few) {
+  if (few)
+    simt::launch_sums<ShiftedRows<T, 1>>(context, a);
+  else
+    simt::launch_sums<ShiftedRows<T, 2>>(context, a);
+}
+
 }  // namespace
 
 void start_embedding_forward_shifted(Context& context, const Lookup<bfloat16>& a, bool many) {
@@ -195,11 +203,11 @@ void start_embedding_forward_shifted(Context& context, const Lookup<bfloat16>& a
 void start_embedding_forward_shifted(Context& context, const Lookup<float16>& a, bool many) {
   start(context, a, many);
 }
-void start_embedding_backward_shifted(Context& context, const Sums<bfloat16, bfloat16>& a) {
-  simt::launch_sums<ShiftedRows<bfloat16>>(context, a);
+void start_embedding_backward_shifted(Context& context, const Sums<bfloat16, bfloat16>& a, bool few) {
+  start(context, a, few);
 }
-void start_embedding_backward_shifted(Context& context, const Sums<float16, float16>& a) {
-  simt::launch_sums<ShiftedRows<float16>>(context, a);
+void start_embedding_backward_shifted(Context& context, const Sums<float16, float16>& a, bool few) {
+  start(context, a, few);
 }
 
 }  // namespace frit

@@ -36,21 +36,21 @@ struct Sums {
 constexpr int kPieceTokens = static_cast<int>(kEmbeddingPiece);
 static_assert(kPieceTokens <= kWarpSize, "a warp sees a run's tokens at once");
 constexpr int kRowThreads = 128, kRowWarps = kRowThreads / kWarpSize;
-constexpr int kListed = 256;  // tokens that a warp notes, 128 at a time
-constexpr int kMostWords = 512, kWordGroups = kMostWords / kWarpSize;
+constexpr int kListed = 256;     // tokens that a warp notes, 128 at a time
+constexpr int kMostGroups = 16;  // of 32 words that a block has
 
 // Of the first launch's 2^bits blocks, block b owns the words whose lowest bits are b: words lie in the order of their
-// frequency in many vocabularies, and neighbours with many tokens each would be much work for one block. 128 blocks, a
-// multiprocessor of an H200 each, as each looks through all tokens; unless they own fewer than 4 words or more than
-// kMostWords.
-inline int32_t word_bits(int64_t count) {
+// frequency in many vocabularies, and neighbours with many tokens each would be much work for one block. 256 blocks, as
+// many as an H200 holds at once, unless they own fewer than 4 words or more than 256; if `few`, half as many.
+inline int32_t word_bits(int64_t count, bool few) {
+  const int32_t most = few ? 7 : 8;
   int32_t bits = 0;
-  while (bits < 7 && count >> (bits + 1) >= 4) ++bits;
-  while (count > int64_t{kMostWords} << bits) ++bits;
+  while (bits < most && count >> (bits + 1) >= 4) ++bits;
+  while (count > (few ? int64_t{512} : int64_t{256}) << bits) ++bits;
   return bits;
 }
 inline int64_t words_shared(int64_t owned, int warps) {
-  return ((warps + kPieceTokens + 2) * owned + 2 * warps * kListed + warps + 2 * kWordGroups + 1) *
+  return ((warps + kPieceTokens + 2) * owned + 2 * warps * kListed + warps + 2 * kMostGroups + 1) *
          static_cast<int64_t>(sizeof(int32_t));
 }
 
@@ -92,12 +92,12 @@ FRIT_DEVICE void note_pieces(const Sums<T, O>& a, int32_t start, int32_t total, 
 // tokens as soon as it has them.
 // Rows: how rows are written (its T and O: dy's and the gradient's type).
 template <typename Rows>
-FRIT_KERNEL(Rows::kWordThreads, 1)
+FRIT_KERNEL(Rows::kWordThreads, Rows::kWordBlocks)
 embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
   let_next_start();
   wait_for_previous();
   constexpr int kWordThreads = Rows::kWordThreads, kWordWarps = kWordThreads / kWarpSize;
-  static_assert(kWordThreads >= kMostWords, "a thread a word");
+  constexpr int kWordGroups = kWordWarps < kMostGroups ? 8 : kMostGroups;  // a thread a word
   const auto counts = shared_array<int32_t>(0);        // [warp][owned word], then tokens before the warp's
   const auto slots = counts + kWordWarps * a.owned;    // [owned word][token] of runs that are not long
   const auto totals = slots + kPieceTokens * a.owned;  // by owned word
