@@ -192,8 +192,6 @@ bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy,
                                             int64_t dx_stride, Global<float> partial) {
   constexpr int N = 8;
   static_assert(U % 2 == 0);
-  wait_for_previous();
-  let_next_start();
   const ColumnPlace at = whole_place(walk);
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
             first = static_cast<int>(at.piece) * walk.lanes + at.lane;
@@ -202,6 +200,8 @@ bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy,
   const int64_t dy_step = step * walk.row_stride, dx_step = step * dx_stride;
   Global<const T> from = dy + (first * walk.row_stride + at.column);
   Global<T> to = dx + (first * dx_stride + at.column);
+  wait_for_previous();
+  let_next_start();
   Vec<T, N> g[U];
   const auto fetch = [&](auto there, int u, int k) {
     if (there || k < end) g[u] = load_vec<N, Cache::kStream>(from, 0);
