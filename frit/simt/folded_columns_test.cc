@@ -1,5 +1,4 @@
-#include "frit/simt/folded_columns.h"
-
+#include "frit/simt/held_folded.h"
 #include "frit/simt/test_kernels.h"
 
 namespace frit {
@@ -39,6 +38,39 @@ drop_folded_kernel(ColumnWalk walk, Global<const bfloat16> x, DropoutTable dropo
   }
 }
 
+// The same, S rows on their way to shared memory.
+template <int S>
+FRIT_KERNEL(256, 1)
+drop_held_folded_kernel(ColumnWalk walk, Global<const bfloat16> x, DropoutTable dropout, Global<bfloat16> y) {
+  constexpr int kStage = 256 * 8;
+  wait_for_previous();
+  const ColumnPlace at = column_place(walk, x);
+  const FoldedRows rows = folded_rows(walk, at);
+  const int64_t step = rows.step * walk.row_stride, begin = rows.first * walk.row_stride + at.column;
+  Global<const bfloat16> from = x + begin;
+  Global<bfloat16> to = y + begin;
+  const Shared<bfloat16> ring = shared_array<bfloat16>(thread_index() * 16);
+  const auto start = [&](int row, int stage) {
+    if (row < rows.whole_end) copy_async16(ring, stage * kStage, from, 0);
+    copy_async_commit();
+    from = from + step;
+  };
+  for_held_folded_rows<S>(walk, at, rows, dropout, start, [&](int row, int stage, const KeptRows& kept) {
+    copy_async_wait<S - 1>();
+    Vec<bfloat16, 8> out = load_vec<8>(ring, stage * kStage);
+    start(row + S * rows.step, stage);
+    kept.drop(out);
+    store_vec<8>(to, 0, out);
+    to = to + step;
+  });
+  if (rows.cut) {
+    const int64_t row = (walk.rows - 1) * walk.row_stride;
+    Vec<bfloat16, 8> out = load_span<8>(x + row, at.column, at.limit, bfloat16());
+    kept_cut(walk, at, dropout).drop(out);
+    store_span<8>(y + row, at.column, at.limit, out);
+  }
+}
+
 struct FoldedCase {
   int64_t rows, columns;
   int rows_a_thread;
@@ -58,9 +90,9 @@ TEST_P(FoldedWalk, KeepsWhatDropoutKeeps) {
   const ColumnWalk walk = make_column_walk(tensor, 256, rows_a_thread, 0, true, true);
   ASSERT_TRUE(walks_folded(walk, tensor));
   ASSERT_GE(walk.rows, rows_a_thread);
-  const auto run = [&](auto kernel) {
-    t.launch("drop_folded", kernel, {walk.blocks(), walk.threads(), 0}, walk, x.constant(), DropoutTable(dropout),
-             y.global());
+  const auto run = [&](auto kernel, int64_t shared_bytes = 0) {
+    t.launch("drop_folded", kernel, {walk.blocks(), walk.threads(), shared_bytes}, walk, x.constant(),
+             DropoutTable(dropout), y.global());
     int64_t wrong = 0;
     for (int64_t i = 0; i < rows * columns; ++i)
       wrong +=
@@ -70,6 +102,8 @@ TEST_P(FoldedWalk, KeepsWhatDropoutKeeps) {
   run(drop_folded_kernel<2>);
   run(drop_folded_kernel<4>);
   run(drop_folded_kernel<8>);
+  run(drop_held_folded_kernel<2>, 2 * 256 * 16);
+  run(drop_held_folded_kernel<8>, 8 * 256 * 16);
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, FoldedWalk,
                          testing::Values(FoldedCase{8 * 41 + 3, 257, 40, 0.4f}, FoldedCase{8 * 24, 1023, 24, 0.1f},

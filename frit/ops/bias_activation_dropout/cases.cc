@@ -169,7 +169,7 @@ std::vector<OpCase> bias_activation_dropout_cases() {
     }
     // Rows that lie end to end fold on the GPU; the last fold is cut but for 24 rows.
     for (auto [rows, cols] : {std::pair<int64_t, int64_t>{67, 257}, {41, 1025}, {24, 1023}, {19, 260}, {35, 258}})
-      cases.push_back(make(rows, cols, dtype, kAll[turn++ % 4], {.p_drop = 0.3f, .instances = dtype == DType::kF16}));
+      cases.push_back(make(rows, cols, dtype, kAll[turn++ % 4], {.p_drop = 0.3f, .instances = dtype == DType::kF16 && rows < 50}));
     for (Activation activation : kAll) {
       cases.push_back(make(33, 65, dtype, activation, {.p_drop = 0}));
       cases.push_back(make(5, 65, dtype, activation, {.p_drop = 0.1f, .bias = false}));
@@ -191,7 +191,7 @@ std::vector<OpCase> bias_activation_dropout_cases() {
         cases.push_back(make(411, 24, dtype, activation, {.p_drop = 0.6f, .bias = false, .stride = 32}));
       else
         cases.push_back(make(137, activation == Activation::kGeluTanh ? 264 : 520, dtype, activation,
-                             {.p_drop = 0.3f, .instances = true}));
+                             {.p_drop = 0.3f, .instances = dtype == DType::kBF16}));
     }
     if (dtype != DType::kF32) {
       cases.push_back(make(451, 40, dtype, Activation::kGelu, {.p_drop = 0.3f}));

@@ -106,14 +106,14 @@ bias_activation_dropout_backward_ahead_kernel(ColumnWalk walk, Global<const T> d
                                               RowSteps dy_rows, RowSteps x_rows, RowSteps dx_rows,
                                               Global<float> partial) {
   constexpr int N = 8, U = 2;
-  wait_for_previous();
-  let_next_start();
   const ColumnPlace at = whole_place(walk);
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
             first = static_cast<int>(at.piece) * walk.lanes + at.lane;
   const int end = at.active ? static_cast<int>(walk.rows) : 0;
   Global<const T> x_from = x + (first * x_rows.stride + at.column), dy_from = dy + (first * dy_rows.stride + at.column);
   Global<T> to = dx + (first * dx_rows.stride + at.column);
+  wait_for_previous();
+  let_next_start();
   Vec<T, N> v[U], g[U];
   const auto fetch = [&](int u, bool there) {
     if (there) v[u] = load_vec<N, Cache::kStream>(x_from, 0), g[u] = load_vec<N, Cache::kStream>(dy_from, 0);
@@ -160,14 +160,14 @@ bias_activation_dropout_backward_held_kernel(ColumnWalk walk, Global<const T> dy
                                              Global<const T> bias, DropoutTable dropout, Global<T> dx, RowSteps dy_rows,
                                              RowSteps x_rows, RowSteps dx_rows, Global<float> partial) {
   constexpr int N = 8, kHalf = kActivationSumThreads * N, kStage = 2 * kHalf;
-  wait_for_previous();
-  let_next_start();
   const ColumnPlace at = whole_place(walk);
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
             first = static_cast<int>(at.piece) * walk.lanes + at.lane;
   const int end = at.active ? static_cast<int>(walk.rows) : 0;
   Global<const T> x_from = x + (first * x_rows.stride + at.column), dy_from = dy + (first * dy_rows.stride + at.column);
   Global<T> to = dx + (first * dx_rows.stride + at.column);
+  wait_for_previous();
+  let_next_start();
   const Shared<T> ring = shared_array<T>(thread_index() * (N * 2));
   const auto start = [&](int row, int slot) {
     if (row < end) {

@@ -131,7 +131,7 @@ std::vector<OpCase> bias_dropout_residual_cases() {
     }
     // Rows that lie end to end fold on the GPU; the last fold is cut but for 24 rows.
     for (auto [rows, cols] : {std::pair<int64_t, int64_t>{67, 257}, {41, 1025}, {24, 1023}, {19, 260}, {35, 258}})
-      cases.push_back(make(rows, cols, dtype, {.p_drop = 0.3f, .instances = dtype == DType::kF16}));
+      cases.push_back(make(rows, cols, dtype, {.p_drop = 0.3f, .instances = dtype == DType::kF16 && rows < 50}));
     cases.push_back(make(131, 96, dtype, {.p_drop = 0}));
     cases.push_back(make(130, 97, dtype, {.p_drop = 0.9f}));
     cases.push_back(make(33, 65, dtype, {.p_drop = 0.1f, .bias = false}));

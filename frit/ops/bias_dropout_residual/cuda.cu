@@ -18,6 +18,7 @@ constexpr int kHeldFoldedThreads = 32 * kHeldFoldedSums.warps;
 // Forms of backward with column sums of 16-bit rows: rows on their way, in registers or in shared memory.
 enum Form { kAhead4, kAhead2, kAhead2Wide, kHeld4, kHeld8 };
 constexpr const char* kForms[] = {"ahead_4", "ahead_2", "ahead_2_wide", "held_4", "held_8"};
+constexpr Form kWholeForm = kAhead4, kFoldedForm = kAhead4;  // of rows that are whole vectors, or fold to such
 
 // How backward knows what was dropped. kComputed: Philox again. The others are the papers' forms, for comparison.
 enum class Keep { kComputed, kBytes, kBits };
@@ -192,8 +193,6 @@ bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy,
                                             int64_t dx_stride, Global<float> partial) {
   constexpr int N = 8;
   static_assert(U % 2 == 0);
-  wait_for_previous();
-  let_next_start();
   const ColumnPlace at = whole_place(walk);
   const int step = static_cast<int>(walk.pieces) * walk.lanes,
             first = static_cast<int>(at.piece) * walk.lanes + at.lane;
@@ -202,6 +201,8 @@ bias_dropout_residual_backward_whole_kernel(ColumnWalk walk, Global<const T> dy,
   const int64_t dy_step = step * walk.row_stride, dx_step = step * dx_stride;
   Global<const T> from = dy + (first * walk.row_stride + at.column);
   Global<T> to = dx + (first * dx_stride + at.column);
+  wait_for_previous();
+  let_next_start();
   Vec<T, N> g[U];
   const auto fetch = [&](auto there, int u, int k) {
     if (there || k < end) g[u] = load_vec<N, Cache::kStream>(from, 0);
@@ -417,14 +418,19 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
   const bool vectors = lies_like(dx, dy), packed = lies_packed(dy) && lies_packed(dx);
   ColumnWalk walk = make_column_walk(dy, kThreads, sums ? 8 : 4, sums ? kMostBlocks : 0, packed, vectors);
   const bool whole = walks_whole(walk, dy, vectors) && !keep.defined();
-  int form = kAhead4;
+  int whole_form = kWholeForm, folded_form = kFoldedForm;
   if (sums && !keep.defined()) {
-    if (whole || walks_folded(walk, dy))
-      form = choose_instance(context, "bias_dropout_residual_backward", fmt::format("{}x{}", dy.dim(0), dy.dim(1)),
-                             kForms, 0, [&](int i) { return i == kAhead4 || whole == (i < kHeld4); });
-    if (form == kAhead2) fill_whole(walk, dy, whole, 768, 4, packed, vectors);
-    if (form == kAhead2Wide) fill_whole(walk, dy, whole, 1024, 4, packed, vectors);
-    fill_folded(walk, dy, packed, form >= kHeld4 ? kHeldFoldedSums : kFoldedSums, 8);
+    const auto choose = [&](int fallback, auto accepts) {
+      return choose_instance(context, "bias_dropout_residual_backward", fmt::format("{}x{}", dy.dim(0), dy.dim(1)),
+                             kForms, fallback, accepts);
+    };
+    if (whole)
+      whole_form = choose(kWholeForm, [](int i) { return i < kHeld4; });
+    else if (walks_folded(walk, dy))
+      folded_form = choose(kFoldedForm, [](int i) { return i == kAhead4 || i >= kHeld4; });
+    if (whole_form == kAhead2) fill_whole(walk, dy, whole, 768, 4, packed, vectors);
+    if (whole_form == kAhead2Wide) fill_whole(walk, dy, whole, 1024, 4, packed, vectors);
+    fill_folded(walk, dy, packed, folded_form >= kHeld4 ? kHeldFoldedSums : kFoldedSums, 8);
   }
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), dy.dim(1)}, DType::kF32, "bias_dropout_residual.partial");
@@ -438,9 +444,10 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
       };
       if (!sums) return run(bias_dropout_residual_backward_whole_kernel<T, false, 4, kThreads, 4>, 0);
       const int64_t shared_bytes = column_sums_shared_bytes(walk, 8);
-      if (form == kAhead4)
+      if (whole_form == kAhead4)
         return run(bias_dropout_residual_backward_whole_kernel<T, true, 4, kThreads, 2>, shared_bytes);
-      if (form == kAhead2) return run(bias_dropout_residual_backward_whole_kernel<T, true, 2, 768, 1>, shared_bytes);
+      if (whole_form == kAhead2)
+        return run(bias_dropout_residual_backward_whole_kernel<T, true, 2, 768, 1>, shared_bytes);
       run(bias_dropout_residual_backward_whole_kernel<T, true, 2, 1024, 1>, shared_bytes);
     });
   } else if (sums && walks_folded(walk, dy) && !keep.defined()) {
@@ -450,10 +457,10 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
         launch(context, name, kernel, {walk.blocks(), walk.threads(), ring_bytes + column_sums_shared_bytes(walk, 8)},
                walk, global<const T>(dy), DropoutTable(dropout), global<T>(dx), global<float>(partial.tensor()));
       };
-      if (form == kHeld4)
+      if (folded_form == kHeld4)
         run("bias_dropout_residual_backward_held_folded_kernel",
             bias_dropout_residual_backward_held_folded_kernel<T, 4>, 4 * kHeldFoldedThreads * 16);
-      else if (form == kHeld8)
+      else if (folded_form == kHeld8)
         run("bias_dropout_residual_backward_held_folded_kernel",
             bias_dropout_residual_backward_held_folded_kernel<T, 8>, 8 * kHeldFoldedThreads * 16);
       else

@@ -31,10 +31,12 @@ FRIT_DEVICE void add_partials(const PartialSum<T>& sum, int64_t block) {
   const int x = thread_index() % kAddColumns, group = thread_index() / kAddColumns;
   const int64_t column = block * kAddColumns + x;
   const bool inside = column < sum.columns;
-  float before = 0;  // loaded along with the rest
-  if (sum.accumulate && inside && thread_index() < kAddColumns) before = static_cast<float>(load(sum.y, column));
   const int64_t step = kAddGroups * sum.stride;
   Global<const float> from = sum.partials + (group * sum.stride + column);
+  wait_for_previous();
+  let_next_start();
+  float before = 0;  // loaded along with the rest
+  if (sum.accumulate && inside && thread_index() < kAddColumns) before = static_cast<float>(load(sum.y, column));
   float mine = 0;
   const int rows = inside ? static_cast<int>(sum.rows) : 0;
   FRIT_UNROLL_BY(1)
@@ -63,8 +65,6 @@ FRIT_DEVICE void add_partials(const PartialSum<T>& sum, int64_t block) {
 template <typename T>
 FRIT_KERNEL(kAddThreads, 16)
 column_sum_add_partials_kernel(PartialSum<T> sum) {
-  wait_for_previous();
-  let_next_start();
   add_partials(sum, block_index());
 }
 
@@ -78,8 +78,6 @@ struct PartialSums {
 template <typename T>
 FRIT_KERNEL(kAddThreads, 16)
 column_sum_add_many_partials_kernel(PartialSums<T> table) {
-  wait_for_previous();
-  let_next_start();
   int mine = 0;
   while (mine + 1 < table.count && table.sums[mine + 1].first_block <= block_index()) ++mine;
   add_partials(table.sums[mine], block_index() - table.sums[mine].first_block);
@@ -108,9 +106,9 @@ template <typename T>
 FRIT_KERNEL(kSumThreads, 1)
 column_sum_partials_kernel(ColumnWalk walk, Global<const T> x, Global<float> partial) {
   constexpr int N = kVecOf<T>;
+  const ColumnPlace at = column_place(walk, x);
   wait_for_previous();
   let_next_start();
-  const ColumnPlace at = column_place(walk, x);
   float sum[N] = {};
   for_rows<kUnroll, N>(walk, at, true, [&](auto whole, auto unroll, int64_t k, int64_t step, int64_t end) {
     Vec<T, N> v[unroll];
