@@ -41,7 +41,7 @@ int64_t over(int64_t a, int64_t b) {
 // inside: gamma and beta once a block, and each row's first element by 32 threads of a block. One apart: x once, its
 // first element by 32 lanes, and gamma and beta once a warp, eight a block.
 GpuBudget gpu_budget(int64_t rows, int64_t n, int64_t k, DType dtype, const Options& o) {
-  const int instance = linear_rows_choice(rows, n, dtype);
+  const int instance = linear_rows_choice(rows, n, dtype, o.norm && linear_rows_norms_inside(0, dtype, k));
   const LinearRowsTile tile = kLinearRowsTiles[instance];
   const bool inside = o.norm && linear_rows_norms_inside(instance, dtype, k), apart = o.norm && !inside;
   const int64_t size = size_of(dtype), row_tiles = over(rows, tile.rows), column_tiles = over(n, tile.columns);
@@ -199,7 +199,7 @@ std::vector<OpCase> linear_rows_cases() {
     cases.push_back(make(17, 800, 64, dtype, {.bias = false, .budget = true}));
     cases.push_back(make(7, 1600, 32, dtype, {.norm = true, .budget = true}));
     if (dtype != DType::kF32)
-      cases.push_back(make(130, 1024, 40, dtype, {.norm = true, .budget = true, .note = "many"}));
+      cases.push_back(make(130, 2048, 40, dtype, {.norm = true, .budget = true, .note = "many"}));
   }
   // A step's products: mt-base and mt-big.
   struct Product {
@@ -207,7 +207,7 @@ std::vector<OpCase> linear_rows_cases() {
     Options o;
   };
   for (int64_t h : {512, 1024})
-    for (int64_t rows : {4, 32, 128, 512}) {
+    for (int64_t rows : {4, 32, 64, 128, 256, 512}) {
       const Product products[] = {
           {3 * h, h, {.norm = true, .normed = true, .note = "timed"}},
           {h, h, {.residual = true, .note = "timed"}},
@@ -219,9 +219,10 @@ std::vector<OpCase> linear_rows_cases() {
         cases.push_back(make(rows, p.n, p.k, DType::kF16, p.o));
         OpCase& c = cases.back();
         c.benchmark = true, c.test = false, c.where = Where::kGpu;
-        if (h == 512 && (rows == 32 || rows == 128))
-          for (int i = 0; i < kLinearRowsAny; ++i)
-            if (linear_rows_takes(i, DType::kF16)) c.forward_instances.push_back(kLinearRowsNames[i]);
+        if (rows == 4)
+          c.forward_instances = {"16x8", "16x16", "16x32"};
+        else if (p.n < 32768)
+          c.forward_instances = {"16x16", "16x32", "32x16", "32x32", "64x64"};
         if (rows == 32 && (p.n == 3 * h || p.n == 32768)) {
           cases.push_back(make(rows, p.n, p.k, DType::kF32, p.o));
           cases.back().benchmark = true, cases.back().test = false, cases.back().where = Where::kGpu;

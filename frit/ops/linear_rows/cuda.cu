@@ -21,8 +21,9 @@ void linear_rows_gpu(Context& context, const LinearRowsArgs& args, const Tensor&
   for (const Tensor* t : {&args.x, &args.w, &args.gamma, &args.beta, &args.normed}) all = all && aligned(*t);
   const auto accepts = [&](int i) { return i == kLinearRowsAny || (all && linear_rows_takes(i, dtype)); };
   const std::string key = fmt::format("{}x{}x{}{}/{}", rows, n, k, norm ? " norm" : "", name_of(dtype));
+  const bool normed = norm && linear_rows_norms_inside(0, dtype, k);
   const int i = choose_instance(context, "linear_rows_forward", key, kLinearRowsNames,
-                                all ? linear_rows_choice(rows, n, dtype) : kLinearRowsAny, accepts);
+                                all ? linear_rows_choice(rows, n, dtype, normed) : kLinearRowsAny, accepts);
   if (dtype == DType::kF32) return linear_rows_f32_gpu(context, args, y, i);
   if (dtype == DType::kBF16) return linear_rows_bf16_gpu(context, args, y, i);
   linear_rows_f16_gpu(context, args, y, i);

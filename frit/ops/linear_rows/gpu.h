@@ -34,10 +34,9 @@ constexpr bool linear_rows_norms_inside(int i, DType dtype, int64_t k) {
 }
 // Loads of w a thread, 16 bytes each, that shared memory holds at a time: 64 KB a block.
 constexpr int kLinearRowsHeld = 16;
-// What runs by default. Up to 16 rows: the widest tile of 16 rows that makes 96 blocks. More: the widest of 16 rows
-// that makes 64, as long as these are at most 264 blocks (two for each of 132 multiprocessors); else "64x64" if it
-// makes 48; else the widest of 32 rows that makes 96. If none makes that many, the narrowest.
-int linear_rows_choice(int64_t rows, int64_t n, DType dtype);
+// What runs by default: tiles that keep 132 multiprocessors busy, and as wide as that allows, since each reads all of
+// its rows of x and w. normed: with a norm inside the kernel, which every block makes again.
+int linear_rows_choice(int64_t rows, int64_t n, DType dtype, bool normed);
 
 // A block of 8 warps makes a tile of y: each warp sums one piece of k; no element of x or w is needed twice in a block,
 // so each thread loads, in 16 bytes, just what it multiplies. w's tile (up to 64 KB; of the rest memory is told) is

@@ -45,23 +45,29 @@ void linear_rows(Context& context, const LinearRowsArgs& args, const Tensor& y) 
   linear_rows_cpu(context, args, y);
 }
 
-int linear_rows_choice(int64_t rows, int64_t n, DType dtype) {
+int linear_rows_choice(int64_t rows, int64_t n, DType dtype, bool normed) {
+  enum { k16x8, k16x16, k16x32, k32x8, k32x16, k32x32 };
   const auto blocks = [&](int i) {
     const LinearRowsTile tile = kLinearRowsTiles[i];
     return ((rows + tile.rows - 1) / tile.rows) * ((n + tile.columns - 1) / tile.columns);
   };
-  // The widest of the tiles of so many rows that makes `most` blocks; the narrowest if none does.
-  const auto widest = [&](int tile_rows, int64_t most) {
-    int best = -1;
-    for (int i = 0; i < kLinearRowsMany; ++i)
-      if (kLinearRowsTiles[i].rows == tile_rows && linear_rows_takes(i, dtype) && (best < 0 || blocks(i) >= most))
-        best = i;
-    return best;
+  // The first of the tiles that makes so many blocks; the last if none does.
+  const auto first = [&](std::initializer_list<std::pair<int, int64_t>> tiles) {
+    for (const auto& [i, most] : tiles)
+      if (linear_rows_takes(i, dtype) && blocks(i) >= most) return i;
+    return (tiles.end() - 1)->first;
   };
-  if (rows <= 16) return widest(16, 96);
-  if (const int low = widest(16, 64); blocks(low) <= 264) return low;
-  if (dtype != DType::kF32 && rows > 32 && blocks(kLinearRowsMany) >= 48) return kLinearRowsMany;
-  return widest(32, 96);
+  if (rows <= 16) return first({{k16x32, 96}, {k16x16, 96}, {k16x8, 0}});
+  const bool many = dtype != DType::kF32 && rows > 32;
+  if (normed) {
+    // Of 32x32 a multiprocessor holds one block, of 16x32 three; 64x64 has a launch more, for the norm.
+    if (many && blocks(kLinearRowsMany) >= 96) return kLinearRowsMany;
+    if (blocks(k32x32) >= 64 && blocks(k32x32) <= 132) return k32x32;
+    return first({{k16x32, 32}, {k16x16, 32}, {k16x8, 0}});
+  }
+  if (many && blocks(kLinearRowsMany) >= 192) return kLinearRowsMany;
+  const int low = first({{k16x32, 96}, {k16x16, 64}, {k16x8, 0}});
+  return blocks(low) < 256 ? low : first({{k32x32, 96}, {k32x16, 96}, {k32x8, 0}});
 }
 
 }  // namespace frit

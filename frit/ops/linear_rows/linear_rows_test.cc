@@ -97,20 +97,25 @@ TEST(LinearRows, ARowHasTheSameBitsWhateverIsBesideItAndWhicheverInstanceRuns) {
 
 TEST(LinearRows, FillsTheMultiprocessors) {
   // The tiles of mt-base's and mt-big's products: rows, n.
-  const auto tile = [](int64_t rows, int64_t n) {
-    return std::string(kLinearRowsNames[linear_rows_choice(rows, n, DType::kF16)]);
+  const auto tile = [](int64_t rows, int64_t n, bool normed = false) {
+    return std::string(kLinearRowsNames[linear_rows_choice(rows, n, DType::kF16, normed)]);
   };
   EXPECT_EQ(tile(4, 512), "16x8");
-  EXPECT_EQ(tile(4, 1536), "16x16");
+  EXPECT_EQ(tile(4, 1536, true), "16x16");
   EXPECT_EQ(tile(4, 32768), "16x32");
   EXPECT_EQ(tile(32, 512), "16x16");
-  EXPECT_EQ(tile(32, 2048), "16x32");
+  EXPECT_EQ(tile(32, 2048, true), "32x32");
   EXPECT_EQ(tile(32, 32768), "32x32");
   EXPECT_EQ(tile(128, 512), "16x32");
-  EXPECT_EQ(tile(128, 2048), "64x64");
+  EXPECT_EQ(tile(128, 2048, true), "16x32");
+  EXPECT_EQ(tile(128, 4096, true), "64x64");
   EXPECT_EQ(tile(128, 32768), "64x64");
-  EXPECT_EQ(tile(512, 512), "64x64");
+  EXPECT_EQ(tile(512, 512), "32x32");
+  EXPECT_EQ(tile(512, 512, true), "16x32");
   EXPECT_EQ(tile(512, 4096), "64x64");
+  // fp32 has tiles of 256 elements at most.
+  EXPECT_EQ(kLinearRowsNames[linear_rows_choice(32, 1536, DType::kF32, false)], std::string("16x16"));
+  EXPECT_EQ(kLinearRowsNames[linear_rows_choice(32, 32768, DType::kF32, false)], std::string("32x8"));
 }
 
 TEST(LinearRows, Errors) {
