@@ -60,10 +60,10 @@ int linear_rows_choice(int64_t rows, int64_t n, DType dtype, bool normed) {
   if (rows <= 16) return first({{k16x32, 96}, {k16x16, 96}, {k16x8, 0}});
   const bool many = dtype != DType::kF32 && rows > 32;
   if (normed) {
-    // Of 32x32 a multiprocessor holds one block, of 16x32 three; 64x64 has a launch more, for the norm.
+    // A multiprocessor holds three blocks of 16x32 and one of 32x32, which is not there yet while the kernel before
+    // ends; 64x64 has a launch more, for the norm.
     if (many && blocks(kLinearRowsMany) >= 96) return kLinearRowsMany;
-    if (blocks(k32x32) >= 64 && blocks(k32x32) <= 132) return k32x32;
-    return first({{k16x32, 32}, {k16x16, 32}, {k16x8, 0}});
+    return first({{k16x32, 64}, {k16x16, 64}, {k16x8, 0}});
   }
   if (many && blocks(kLinearRowsMany) >= 192) return kLinearRowsMany;
   const int low = first({{k16x32, 96}, {k16x16, 64}, {k16x8, 0}});

@@ -104,7 +104,7 @@ TEST(LinearRows, FillsTheMultiprocessors) {
   EXPECT_EQ(tile(4, 1536, true), "16x16");
   EXPECT_EQ(tile(4, 32768), "16x32");
   EXPECT_EQ(tile(32, 512), "16x16");
-  EXPECT_EQ(tile(32, 2048, true), "32x32");
+  EXPECT_EQ(tile(32, 2048, true), "16x32");
   EXPECT_EQ(tile(32, 32768), "32x32");
   EXPECT_EQ(tile(128, 512), "16x32");
   EXPECT_EQ(tile(128, 2048, true), "16x32");
