@@ -169,11 +169,7 @@ OpCase with_instances(OpCase c) {
   const int64_t vocabulary = c.inputs[0].shape[1];
   const DType dtype = c.inputs[0].dtype;
   if (vocabulary <= criterion_warp_columns(dtype)) c.forward_instances.push_back("warp");
-  const bool bias = std::any_of(c.inputs.begin(), c.inputs.end(), [](const Operand& o) { return o.name == "bias"; });
-  if (CriterionBlock::of(vocabulary, dtype, true).shared_bytes <= 227 * 1024) {
-    c.forward_instances.push_back("shared");
-    if (!bias) c.forward_instances.insert(c.forward_instances.end(), {"shared_384", "shared_768"});
-  }
+  if (CriterionBlock::of(vocabulary, dtype, true).shared_bytes <= 227 * 1024) c.forward_instances.push_back("shared");
   c.forward_instances.push_back("two_pass");
   return c;
 }

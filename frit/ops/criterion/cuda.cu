@@ -275,14 +275,13 @@ constexpr int kLineBytes = 128;
 constexpr int shared_threads(bool has_bias) {
   return has_bias ? 320 : 512;
 }
-constexpr int kFewThreads = 384, kManyThreads = 768;  // of other instances
 
 // A thread reads from shared memory only what it brought there itself: the 16 bytes of the row at (thread + k *
 // threads) * 16, from the row's first line of 128 bytes on, so that a warp moves whole lines. So the copies need no
 // barrier, and the next row's begin as soon as a vector of this one is done: they and the stores of one block fill the
 // time that another block computes in.
 template <typename T, bool has_bias>
-FRIT_KERNEL((has_bias ? shared_threads(true) : kManyThreads), 2)
+FRIT_KERNEL(shared_threads(has_bias), (has_bias ? 2 : 3))
 criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int columns, int64_t rows, Bias<T> bias,
                                        Global<const int32_t> labels, float smoothing, Global<const float> scale,
                                        Global<float> loss, Global<float> nll, Divider by_threads, int multiprocessors) {
@@ -553,10 +552,9 @@ void run(Context& context, const Tensor& logits, const Tensor& bias, const Tenso
          const Tensor& scale, const Tensor& loss, const Tensor& nll) {
   const int64_t rows = logits.dim(0), vocabulary = logits.dim(1), stride = logits.row_stride();
   const int columns = static_cast<int>(vocabulary);
-  CriterionBlock block = CriterionBlock::of(vocabulary, logits.dtype(), bias.defined());
-  static constexpr const char* kNames[] = {"warp", "shared", "two_pass", "shared_384", "shared_768"};
+  const CriterionBlock block = CriterionBlock::of(vocabulary, logits.dtype(), bias.defined());
+  static constexpr const char* kNames[] = {"warp", "shared", "two_pass"};
   const auto accepts = [&](int i) {
-    if (i >= 3 && bias.defined()) return false;
     return i == 0 ? vocabulary <= criterion_warp_columns(logits.dtype())
                   : i == 2 || (vocabulary < (int64_t{1} << kRowBits) &&
                                block.shared_bytes <= context.gpu().shared_bytes_limit());
@@ -578,9 +576,7 @@ void run(Context& context, const Tensor& logits, const Tensor& bias, const Tenso
                                        : criterion_forward_row_per_warp_kernel<T, false>;
     launch(context, "criterion_forward_row_per_warp_kernel", kernel, {(rows + 7) / 8, 256, 0}, x, stride, columns, rows,
            b, l, smoothing, s, out, out_nll);
-  } else if (chosen != 2) {
-    if (chosen == 3) block.threads = std::min(block.threads, kFewThreads);
-    if (chosen == 4) block.threads = kManyThreads;
+  } else if (chosen == 1) {
     const auto kernel = bias.defined() ? criterion_forward_row_in_shared_kernel<T, true>
                                        : criterion_forward_row_in_shared_kernel<T, false>;
     launch(context, "criterion_forward_row_in_shared_kernel", kernel,

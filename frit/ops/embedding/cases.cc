@@ -160,12 +160,8 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
   }
   if (o.tail > 0 || dtype == DType::kF16) c.where = Where::kGpu;
   if (o.instances)
-    c.forward_instances = {"2_vectors", "4_vectors"},
-    c.backward_instances = {"fetches", "asks", "few_fetches", "few_asks"};
-  if (o.instances && size == 2 && width % 8 != 0 && o.stride == 0)
-    c.forward_instances.insert(c.forward_instances.end(), {"shifted", "shifted_6"});
-  if (o.instances && size == 2 && width % 8 == 0 && o.stride % 8 == 0)
-    c.forward_instances.insert(c.forward_instances.end(), {"columns", "columns_ahead", "2_vectors_ask"});
+    c.forward_instances = {"2_vectors", "4_vectors"}, c.backward_instances = {"blocks_256", "blocks_128"};
+  if (o.instances && size == 2 && width % 8 != 0 && o.stride == 0) c.forward_instances.push_back("shifted");
   return c;
 }
 

@@ -1,7 +1,5 @@
 #include "frit/ops/embedding/shifted.h"
-#include "frit/simt/columns.h"
 #include "frit/simt/launch.h"
-#include "frit/simt/row_draws.h"
 
 namespace frit {
 namespace {
@@ -115,7 +113,7 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
   constexpr int kN = kVecOf<T>, kTokens = static_cast<int>(kEmbeddingTokens);
   const int64_t begin = (block_index() * kWarps + warp()) * kTokens;
   if (begin >= a.tokens) return;
-  const FoundTokens found = find_tokens<kTokens>(a, begin, [](int32_t) {});
+  const FoundTokens found = find_tokens<kTokens>(a, begin);
   const int32_t id = found.id, place = found.place;
   if constexpr (kAligned && kN == 8) {
     // The next vectors are loaded as soon as these are widened.
@@ -125,10 +123,6 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
     Vec<T, kN> w[kVectors], p[kVectors];
     const auto fetch = [&](int i, int first) {
       const int32_t word_id = shuffle(id, i), place_id = shuffle(place, i);
-      if (a.asks && first == 0) {
-        const int32_t next_id = shuffle(id, i + 1);
-        if (next_id >= 0 && lane() * 64 < a.columns) prefetch(a.table + next_id * a.table_stride, lane() * 64);
-      }
       FRIT_UNROLL
       for (int k = 0; k < kVectors; ++k) {
         const int j = first + k * kWarpSize + lane();
@@ -218,85 +212,6 @@ embedding_forward_rows_per_warp_kernel(Lookup<T> a) {
           sum[c] = keep >> (8 * k + c) & 1 ? (word[c] * a.scale + position[c]) * factor : 0.0f;
         write(j * kN - shift, from_float<T>(sum));
       }
-    }
-  }
-}
-
-// Rows of 16-bit elements that are whole aligned vectors. A warp has the columns of kColumnVectors vectors a lane in
-// kColumnTokens neighbouring tokens, one after the other, so that what the columns decide is worked out once. The cache
-// is asked for a token's row two tokens before.
-constexpr int kColumnVectors = 2, kColumnTokens = static_cast<int>(kEmbeddingColumnTokens);
-template <typename T, bool kPlaced, bool kAhead>
-FRIT_KERNEL(kThreads, 4)
-embedding_forward_columns_per_warp_kernel(Lookup<T> a, Divider by_parts) {
-  let_next_start();
-  wait_for_previous();
-  constexpr int kVectors = kColumnVectors, kStep = kWarpSize * 8;
-  const uint32_t item = static_cast<uint32_t>(block_index()) * kWarps + static_cast<uint32_t>(warp());
-  const uint32_t group = by_parts(item), part = item - group * by_parts.divisor;
-  const int64_t begin = int64_t{group} * kColumnTokens;
-  if (begin >= a.tokens) return;
-  const int from = static_cast<int>(part) * kVectors * kStep, column = from + lane() * 8;
-  const auto row_of = [](const Global<const T>& matrix, int32_t row, int64_t stride) {
-    return matrix +
-           static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(row)) * static_cast<uint32_t>(stride));
-  };
-  const int left = static_cast<int>(a.tokens - begin < kColumnTokens ? a.tokens - begin : kColumnTokens);
-  // Asks for the lines of two tokens' rows: a line a lane, of the first 8 lanes' the first token's.
-  constexpr int kLine = 64, kLines = kVectors * kStep / kLine;
-  const auto ask = [&](int32_t word, int line) {
-    const int at = from + line * kLine;
-    if (word >= 0 && line < kLines && at < a.columns) prefetch(row_of(a.table, word, a.table_stride), at);
-  };
-  const FoundTokens found = find_tokens<kColumnTokens>(a, begin, [&](int32_t id) {
-    const int32_t word = shuffle(id, lane() / kLines);
-    ask(lane() < 2 * kLines ? word : -1, lane() % kLines);
-  });
-  const uint32_t threshold = dropout_threshold(a.dropout), group_of_8 = static_cast<uint32_t>(column) / 8;
-  const Global<const T> table = a.table + column, positions = a.positions + (kPlaced ? column : 0);
-  const bool there[kVectors] = {column < a.columns, column + kStep < a.columns};
-  Vec<T, 8> w[kVectors] = {}, p[kVectors] = {};
-  const auto fetch = [&](int i) {
-    const int32_t word = shuffle(found.id, i), place = shuffle(found.place, i);
-    const Global<const T> from_words = row_of(table, word, a.table_stride);
-    const Global<const T> from_places = row_of(positions, place, a.positions_stride);
-    FRIT_UNROLL
-    for (int k = 0; k < kVectors; ++k) {
-      if (word >= 0 && there[k]) {
-        w[k] = load_vec<8>(from_words, k * kStep);
-        if constexpr (kPlaced) p[k] = load_vec<8>(from_places, k * kStep);
-      }
-    }
-  };
-  if constexpr (kAhead) fetch(0);
-  FRIT_UNROLL_BY(1)
-  for (int i = 0; i < left; ++i) {
-    ask(shuffle(found.id, i + 2), lane());
-    if constexpr (!kAhead) fetch(i);
-    const bool dead = shuffle(found.id, i) < 0;
-    const uint32_t t = static_cast<uint32_t>(begin) + static_cast<uint32_t>(i);
-    const Global<T> y = a.y + ((begin + i) * a.y_stride + column);
-    Vec<T, 8> now[kVectors], place_now[kVectors];
-    FRIT_UNROLL
-    for (int k = 0; k < kVectors; ++k) now[k] = w[k], place_now[k] = p[k];
-    // Vectors are on their way while random words are drawn.
-    if constexpr (kAhead) fetch(i + 1);
-    const DropoutWords<kVectors> random =
-        dropout_words<kVectors>(a.dropout, {t, t}, {group_of_8, group_of_8 + kWarpSize});
-    FRIT_UNROLL
-    for (int k = 0; k < kVectors; ++k) {
-      Vec<float, 8> sum;
-      FRIT_UNROLL
-      for (int c = 0; c < 8; ++c) {
-        const float place = kPlaced ? widen(static_cast<T>(place_now[k][c])) : 0.0f;
-        sum[c] = fmaf(widen(static_cast<T>(now[k][c])), a.scale, place) * a.dropout.scale;
-        sum[c] = random.kept(k, c, threshold) && !dead ? sum[c] : 0.0f;
-      }
-      if (!there[k]) continue;
-      if (a.streams)
-        store_vec<8, Cache::kStream>(y, k * kStep, from_float<T>(sum));
-      else
-        store_vec<8>(y, k * kStep, from_float<T>(sum));
     }
   }
 }
@@ -648,18 +563,16 @@ embedding_backward_finish_kernel(Sums<T, O> a) {
 // Vectors of 16 bytes that a lane of forward takes of a row at a time, by instance; the last one is for rows that are
 // no whole vectors.
 constexpr int kVectorsOf[] = {2, 4};
-constexpr int kShifted = 2, kColumns = 3, kShifted6 = 4, kColumnsAhead = 5, kAsks = 6;
-constexpr const char* kInstances[] = {"2_vectors", "4_vectors",     "shifted",      "columns",
-                                      "shifted_6", "columns_ahead", "2_vectors_ask"};
+constexpr int kShifted = 2;
+constexpr const char* kInstances[] = {"2_vectors", "4_vectors", "shifted"};
 
-// Backward's first launch has the cache fetch as much of dy as there is time for; one that asks, also its tokens' rows
-// when it knows them. Few: half as many blocks, of twice the threads.
-constexpr const char* kBackwardInstances[] = {"fetches", "asks", "few_fetches", "few_asks"};
+// Blocks of backward's first launch; 128 have twice the threads.
+constexpr const char* kBackwardInstances[] = {"blocks_256", "blocks_128"};
 
 // f(std::integral_constant<int, vectors>()) of instance i.
 template <typename F>
 void with_vectors(int i, F&& f) {
-  if (i == 0 || i == kAsks)
+  if (i == 0)
     f(std::integral_constant<int, kVectorsOf[0]>());
   else
     f(std::integral_constant<int, kVectorsOf[1]>());
@@ -673,7 +586,7 @@ bool whole_vectors(const Tensor& t) {
 
 // out[k] (+)= scale * sum over tokens with key k of mask/keep * dy.
 void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Dropout& dropout, float scale,
-                bool accumulate, const Tensor& out, int how) {
+                bool accumulate, const Tensor& out, bool few) {
   const int64_t tokens = keys.tokens, columns = dy.dim(1), pieces = (tokens + kEmbeddingPiece - 1) / kEmbeddingPiece;
   const int64_t partials_stride = (columns + 3) / 4 * 4;
   Buffer order = context.allocate({tokens}, DType::kI32, "embedding.order");
@@ -681,7 +594,6 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
   Buffer partials = context.allocate({2 * pieces, partials_stride}, DType::kF32, "embedding.partials");
   // As much as looking through the tokens leaves time for.
   const int64_t fetch = dy.contiguous() ? std::min<int64_t>(dy.bytes(), 16 << 20) : 0;
-  const bool few = how >= 2;
   const int32_t bits = word_bits(keys.count, few);
   const bool aligned = whole_vectors(dy) && whole_vectors(out), shifted = shifts(dy) && shifts(out);
   dispatch_float(dy.dtype(), [&]<typename T>(T) {
@@ -702,7 +614,6 @@ void sum_by_key(Context& context, const Keys& keys, const Tensor& dy, const Drop
                          static_cast<int32_t>(partials_stride),
                          scale,
                          accumulate,
-                         how % 2 != 0,
                          DropoutTable(dropout)};
       if constexpr (sizeof(T) == 2) {
         if (aligned && few)
@@ -736,15 +647,9 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
   const bool placed = args.positions.defined();
   const bool shifted = shifts(y) && shifts(args.table) && (!placed || shifts(args.positions));
   const bool aligned = whole_vectors(y) && whole_vectors(args.table) && (!placed || whole_vectors(args.positions));
-  const auto short_rows = [](const Tensor& t) { return t.row_stride() < (int64_t{1} << 32); };
-  const bool columns = aligned && size_of(y.dtype()) == 2 && short_rows(args.table) &&
-                       (!placed || short_rows(args.positions)) && y.dim(0) * y.dim(1) / 256 < (int64_t{1} << 30);
-  const int fallback = shifted ? kShifted : 0;
-  const int instance = choose_instance(
-      context, "embedding_forward", fmt::format("{}x{}", y.dim(1), size_of(y.dtype())), kInstances, fallback,
-      [&](int i) {
-        return i == kShifted || i == kShifted6 ? shifted : i == kColumns || i == kColumnsAhead ? columns : true;
-      });
+  const int instance =
+      choose_instance(context, "embedding_forward", fmt::format("{}x{}", y.dim(1), size_of(y.dtype())), kInstances,
+                      shifted ? kShifted : 0, [&](int i) { return i != kShifted || shifted; });
   dispatch_float(y.dtype(), [&]<typename T>(T) {
     const Lookup<T> a{global<const int32_t>(args.ids),
                       global<const int32_t>(args.offsets),
@@ -763,24 +668,9 @@ void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Te
                       static_cast<int32_t>(y.dim(1)),
                       args.scale,
                       y.numel() * size_of(y.dtype()) > int64_t{16} << 20,
-                      instance == kAsks,
                       DropoutTable(args.dropout)};
     if constexpr (sizeof(T) == 2) {
-      if (instance == kShifted || instance == kShifted6)
-        return start_embedding_forward_shifted(context, a, instance == kShifted6);
-    }
-    if constexpr (sizeof(T) == 2) {
-      if (instance == kColumns || instance == kColumnsAhead) {
-        const int64_t parts = (y.dim(1) + kEmbeddingColumns - 1) / (kEmbeddingColumns);
-        const int64_t items = (y.dim(0) + kColumnTokens - 1) / kColumnTokens * parts;
-        launch(context, "embedding_forward_columns_per_warp_kernel",
-               instance == kColumnsAhead ? (placed ? embedding_forward_columns_per_warp_kernel<T, true, true>
-                                                   : embedding_forward_columns_per_warp_kernel<T, false, true>)
-                                         : (placed ? embedding_forward_columns_per_warp_kernel<T, true, false>
-                                                   : embedding_forward_columns_per_warp_kernel<T, false, false>),
-               {(items + kWarps - 1) / kWarps, kThreads}, a, Divider(parts));
-        return;
-      }
+      if (instance == kShifted) return start_embedding_forward_shifted(context, a);
     }
     constexpr int64_t kBlock = kWarps * kEmbeddingTokens;
     with_vectors(instance, [&](auto vectors) {
@@ -796,15 +686,16 @@ void embedding_backward_gpu(Context& context, const EmbeddingArgs& args, const T
                             bool accumulate, const Tensor& dtable, const Tensor& dpositions) {
   const int64_t tokens = dy.dim(0);
   if (dy.dim(1) == 0) return;
-  const int how = choose_instance(context, "embedding_backward", fmt::format("{}x{}", dy.dim(1), size_of(dy.dtype())),
-                                  kBackwardInstances, 0, [](int) { return true; });
+  const int fallback = shifts(dy) && shifts(dtable) ? 1 : 0;
+  const bool few = choose_instance(context, "embedding_backward", fmt::format("{}x{}", dy.dim(1), size_of(dy.dtype())),
+                                   kBackwardInstances, fallback, [](int) { return true; }) == 1;
   Keys keys{global<const int32_t>(args.ids),
             global<const int32_t>(args.offsets),
             tokens,
             args.offsets.defined() ? static_cast<int32_t>(args.offsets.dim(0) - 1) : 0,
             static_cast<int32_t>(dtable.dim(0)),
             static_cast<int32_t>(pad_id)};
-  sum_by_key(context, keys, dy, args.dropout, args.scale, accumulate, dtable, how);
+  sum_by_key(context, keys, dy, args.dropout, args.scale, accumulate, dtable, few);
   if (!dpositions.defined()) return;
   keys.count = static_cast<int32_t>(dpositions.dim(0)), keys.skipped = -1;
   Buffer positions;
@@ -817,7 +708,7 @@ void embedding_backward_gpu(Context& context, const EmbeddingArgs& args, const T
            {(tokens + kThreads - 1) / kThreads, kThreads}, global<const int32_t>(args.offsets), keys.sequences, tokens,
            args.position_offset, global<int32_t>(positions));
   }
-  sum_by_key(context, keys, dy, args.dropout, 1.0f, accumulate, dpositions, how);
+  sum_by_key(context, keys, dy, args.dropout, 1.0f, accumulate, dpositions, few);
 }
 
 }  // namespace frit

@@ -8,8 +8,6 @@ namespace frit {
 constexpr int64_t kEmbeddingPiece = 8;
 // Neighbouring tokens whose rows one warp of forward writes.
 constexpr int64_t kEmbeddingTokens = 4;
-// Of 16-bit rows that are whole aligned vectors a warp writes this many columns, of this many tokens.
-constexpr int64_t kEmbeddingColumns = 512, kEmbeddingColumnTokens = 8;
 
 // Cost: 1 launch, no barrier; reads the ids, a row of the table (and of the positions) and writes y, once a token.
 void embedding_forward_gpu(Context& context, const EmbeddingArgs& args, const Tensor& y);

@@ -28,7 +28,6 @@ struct Lookup {
   int32_t vocabulary, sequences, columns;
   float scale;
   bool streams;  // is y too large to stay in the second-level cache?
-  bool asks;     // is the cache asked for the next token's row?
   DropoutTable dropout;
 };
 
@@ -37,9 +36,8 @@ struct Lookup {
 struct FoundTokens {
   int32_t id, place;
 };
-// meanwhile(id) is called when the ids are known, and before their positions are.
-template <int kCount, typename T, typename F>
-FRIT_DEVICE FoundTokens find_tokens(const Lookup<T>& a, int64_t begin, F&& meanwhile) {
+template <int kCount, typename T>
+FRIT_DEVICE FoundTokens find_tokens(const Lookup<T>& a, int64_t begin) {
   const int64_t mine = begin + lane();
   const bool here = lane() < kCount && mine < a.tokens, by_sequence = a.positions && !a.position_ids;
   int32_t id = here ? load(a.ids, mine) : -1, place = 0;
@@ -47,7 +45,6 @@ FRIT_DEVICE FoundTokens find_tokens(const Lookup<T>& a, int64_t begin, F&& meanw
   const int s = by_sequence && a.sequences >= kWarpSize ? sequence_of(a.offsets, a.sequences, begin) : 0;
   const int32_t start = by_sequence && s + lane() <= a.sequences ? load(a.offsets, s + lane()) : 0x7fffffff;
   if (id >= a.vocabulary || mine >= real) id = -1;
-  meanwhile(id);
   if (a.positions) {
     int64_t position = -1;
     if (a.position_ids) {

@@ -7,11 +7,11 @@ namespace {
 
 using namespace simt;
 
-constexpr int kThreads = 128, kWarps = kThreads / kWarpSize, kVectors = 4;
+constexpr int kThreads = 128, kWarps = kThreads / kWarpSize, kVectors = 4, kTokens = 2;
 
 // A warp takes neighbouring tokens: it finds their rows at once, a token a lane, then writes one row after the other.
-// The words' rows are on their way to the cache before the tokens' positions are known.
-template <typename T, int kTokens>
+// The next row is asked for while one is written.
+template <typename T>
 FRIT_KERNEL(kThreads, 6)
 embedding_forward_shifted_kernel(Lookup<T> a) {
   let_next_start();
@@ -19,16 +19,7 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
   constexpr int kLine = 64;
   const int64_t begin = (block_index() * kWarps + warp()) * kTokens;
   if (begin >= a.tokens) return;
-  const FoundTokens found = find_tokens<kTokens>(a, begin, [&](int32_t id) {
-    FRIT_UNROLL_BY(1)
-    for (int i = 0; i < kTokens; ++i) {
-      const int32_t theirs = shuffle(id, i);
-      if (theirs < 0) continue;
-      FRIT_UNROLL_BY(1)
-      for (int at = lane() * kLine; at < a.columns; at += kWarpSize * kLine)
-        prefetch(a.table + row_begin(theirs, a.columns), at);
-    }
-  });
+  const FoundTokens found = find_tokens<kTokens>(a, begin);
   const int left = static_cast<int>(a.tokens - begin < kTokens ? a.tokens - begin : kTokens);
   const bool placed = static_cast<bool>(a.positions);
   const uint32_t threshold = dropout_threshold(a.dropout);
@@ -36,6 +27,12 @@ embedding_forward_shifted_kernel(Lookup<T> a) {
   for (int i = 0; i < left; ++i) {
     const int64_t t = begin + i;
     const int32_t word_id = shuffle(found.id, i), place_id = shuffle(found.place, i);
+    const int32_t next_id = shuffle(found.id, i + 1);
+    if (i + 1 < left && next_id >= 0 && next_id != word_id) {
+      FRIT_UNROLL_BY(1)
+      for (int column = lane() * kLine; column < a.columns; column += kWarpSize * kLine)
+        prefetch(a.table + row_begin(next_id, a.columns), column);
+    }
     const int64_t to = row_begin(t, a.columns);
     ShiftedRow row = shifted_row<kVectors>(t, a.columns);
     if (word_id < 0) {
@@ -180,11 +177,10 @@ struct ShiftedRows {
 };
 
 template <typename T>
-void start(Context& context, const Lookup<T>& a, bool many) {
-  const int64_t of_a_block = kWarps * (many ? 6 : 2);
-  launch(context, "embedding_forward_shifted_kernel",
-         many ? embedding_forward_shifted_kernel<T, 6> : embedding_forward_shifted_kernel<T, 2>,
-         {(a.tokens + of_a_block - 1) / of_a_block, kThreads}, a);
+void start(Context& context, const Lookup<T>& a) {
+  constexpr int64_t kBlock = kWarps * kTokens;
+  launch(context, "embedding_forward_shifted_kernel", embedding_forward_shifted_kernel<T>,
+         {(a.tokens + kBlock - 1) / kBlock, kThreads}, a);
 }
 
 template <typename T>
@@ -197,11 +193,11 @@ void start(Context& context, const Sums<T, T>& a, bool few) {
 
 }  // namespace
 
-void start_embedding_forward_shifted(Context& context, const Lookup<bfloat16>& a, bool many) {
-  start(context, a, many);
+void start_embedding_forward_shifted(Context& context, const Lookup<bfloat16>& a) {
+  start(context, a);
 }
-void start_embedding_forward_shifted(Context& context, const Lookup<float16>& a, bool many) {
-  start(context, a, many);
+void start_embedding_forward_shifted(Context& context, const Lookup<float16>& a) {
+  start(context, a);
 }
 void start_embedding_backward_shifted(Context& context, const Sums<bfloat16, bfloat16>& a, bool few) {
   start(context, a, few);

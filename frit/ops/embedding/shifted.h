@@ -11,9 +11,8 @@ inline bool shifts(const Tensor& t) {
          t.dim(1) % 8 != 0 && t.dim(1) >= 8 && t.dim(1) <= 8192;
 }
 
-// many: a warp has six neighbouring tokens, else two.
-void start_embedding_forward_shifted(Context& context, const simt::Lookup<bfloat16>& a, bool many);
-void start_embedding_forward_shifted(Context& context, const simt::Lookup<float16>& a, bool many);
+void start_embedding_forward_shifted(Context& context, const simt::Lookup<bfloat16>& a);
+void start_embedding_forward_shifted(Context& context, const simt::Lookup<float16>& a);
 // Sums short runs and the pieces of long ones.
 void start_embedding_backward_shifted(Context& context, const simt::Sums<bfloat16, bfloat16>& a, bool few);
 void start_embedding_backward_shifted(Context& context, const simt::Sums<float16, float16>& a, bool few);

@@ -29,7 +29,7 @@ struct Sums {
   int64_t dy_stride, out_stride, pieces, fetch_bytes;
   int32_t bits, owned, columns, partials_stride;
   float scale;
-  bool accumulate, asks;
+  bool accumulate;
   DropoutTable dropout;
 };
 
@@ -88,8 +88,7 @@ FRIT_DEVICE void note_pieces(const Sums<T, O>& a, int32_t start, int32_t total, 
 // A warp looks through its own stretch of the tokens, notes those of owned
 // words in shared memory, and counts them by word; when the counts before it are known, it puts them in their places,
 // looking through its stretch again if there were too many to note. No block waits for another. Then the warps take
-// words one after the other. Tells the cache to fetch `fetch_bytes` of dy meanwhile, and if it `asks`, the rows of its
-// tokens as soon as it has them.
+// words one after the other. Tells the cache to fetch `fetch_bytes` of dy meanwhile.
 // Rows: how rows are written (its T and O: dy's and the gradient's type).
 template <typename Rows>
 FRIT_KERNEL(Rows::kWordThreads, Rows::kWordBlocks)
@@ -261,14 +260,6 @@ embedding_backward_words_kernel(Sums<typename Rows::In, typename Rows::Out> a) {
         if (listed <= kMostListed) continue;
         use_noted(pass > 0);
         listed = 0, again = true;
-      }
-    }
-    if (a.asks && pass == 0 && !again) {
-      warp_barrier();
-      FRIT_UNROLL_BY(1)
-      for (int i = 0; i < listed; i += kWarpSize) {
-        const int some = listed - i < kWarpSize ? listed - i : kWarpSize;
-        ask_for_rows(a, lane() < some ? load(noted, i + lane()) : 0, some);
       }
     }
     use_noted(pass > 0);
