@@ -17,7 +17,6 @@ struct Options {
   bool from_output = false;  // backward is relu_dropout_backward
   Fill fill = fill_normal(0, 2);
   const char* note = "";
-  bool instances = false;  // forces each of backward's
 };
 
 double value(Activation activation, double x) {
@@ -52,7 +51,7 @@ double slope(Activation activation, double x) {
 }
 
 // The GPU walks rows in classes of equal alignment (frit/simt/columns.h). A thread reads its columns of the
-// bias once, for 2 to 8 rows in forward. Partial sums are kept by at most 132 blocks of 1024 threads with 4 rows
+// bias once, for 2 to 8 rows in forward. Partial sums are kept by at most 132 blocks of 768 threads with 4 rows
 // or more each in 16 bits, of 512 with 8 in 32. Stated where a row is whole vectors.
 void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const Options& o) {
   const int64_t n = 16 / size_of(dtype), s = size_of(dtype);
@@ -63,7 +62,7 @@ void state_gpu_budgets(OpCase& c, int64_t rows, int64_t cols, DType dtype, const
   };
   const int64_t bias_reads = blocks(std::clamp<int64_t>(rows * cols / n / (1 << 18) * 2, 2, 8), rows) * lanes;
   c.forward_gpu = {1, 0, rows * cols * s + (o.bias ? bias_reads * cols * s : 0), rows * cols * s, 0, 0};
-  const int64_t sum_lanes = std::min(rows, (s == 2 ? 1024 : 512) / (cols / n)), each = 32 / n;
+  const int64_t sum_lanes = std::min(rows, (s == 2 ? 768 : 512) / (cols / n)), each = 32 / n;
   const int64_t pieces = std::min<int64_t>((rows + sum_lanes * each - 1) / (sum_lanes * each), 132),
                 partial = pieces * cols * 4;
   if (o.bias)
@@ -110,10 +109,6 @@ OpCase make(int64_t rows, int64_t cols, DType dtype, Activation activation, Opti
                       rows * cols * size_of(dtype) * 2 + (o.bias ? cols * size_of(dtype) : 0)};
   state_gpu_budgets(c, rows, cols, dtype, o);
   if (dtype == DType::kF16) c.where = Where::kGpu;
-  if (o.instances && cols % 8 == 0) c.backward_instances = {"pairs", "ahead", "held_2"};
-  if (o.instances && cols % 8 != 0) {
-    c.forward_instances = {"pairs", "held_4", "held_8"}, c.backward_instances = {"pairs", "held_2", "held_4"};
-  }
   if (o.in_place) return c;
   c.incoming = {"y"};
   c.differentiable = {"x"};
@@ -169,7 +164,7 @@ std::vector<OpCase> bias_activation_dropout_cases() {
     }
     // Rows that lie end to end fold on the GPU; the last fold is cut but for 24 rows.
     for (auto [rows, cols] : {std::pair<int64_t, int64_t>{67, 257}, {41, 1025}, {24, 1023}, {19, 260}, {35, 258}})
-      cases.push_back(make(rows, cols, dtype, kAll[turn++ % 4], {.p_drop = 0.3f, .instances = dtype == DType::kF16 && rows < 50}));
+      cases.push_back(make(rows, cols, dtype, kAll[turn++ % 4], {.p_drop = 0.3f}));
     for (Activation activation : kAll) {
       cases.push_back(make(33, 65, dtype, activation, {.p_drop = 0}));
       cases.push_back(make(5, 65, dtype, activation, {.p_drop = 0.1f, .bias = false}));
@@ -190,8 +185,8 @@ std::vector<OpCase> bias_activation_dropout_cases() {
       if (activation == Activation::kRelu)
         cases.push_back(make(411, 24, dtype, activation, {.p_drop = 0.6f, .bias = false, .stride = 32}));
       else
-        cases.push_back(make(137, activation == Activation::kGeluTanh ? 264 : 520, dtype, activation,
-                             {.p_drop = 0.3f, .instances = dtype == DType::kBF16}));
+        cases.push_back(
+            make(137, activation == Activation::kGeluTanh ? 264 : 520, dtype, activation, {.p_drop = 0.3f}));
     }
     if (dtype != DType::kF32) {
       cases.push_back(make(451, 40, dtype, Activation::kGelu, {.p_drop = 0.3f}));
@@ -212,14 +207,14 @@ std::vector<OpCase> bias_activation_dropout_cases() {
     cases.back().benchmark = true, cases.back().test = false;
   }
   cases.push_back(make(66, 40, DType::kBF16, Activation::kGelu, {.dbias = DType::kBF16}));
-  cases.push_back(make(1215, 257, DType::kBF16, Activation::kGeluTanh, {.instances = true}));  // folded rows of several
+  cases.push_back(make(1215, 257, DType::kBF16, Activation::kGeluTanh, {}));  // folded rows of several
   cases.back().where = Where::kGpu;
   // Rows of whole vectors, more a thread than are on their way.
-  cases.push_back(make(1551, 264, DType::kBF16, Activation::kGelu, {.instances = true}));
+  cases.push_back(make(1551, 264, DType::kBF16, Activation::kGelu, {}));
   cases.back().where = Where::kGpu;
   for (int64_t cols : {1023, 1024, 1025}) {
     for (Activation activation : {Activation::kGelu, Activation::kGeluTanh}) {
-      cases.push_back(make(65536, cols, DType::kBF16, activation, {.p_drop = 0.1f, .instances = true}));
+      cases.push_back(make(65536, cols, DType::kBF16, activation, {.p_drop = 0.1f}));
       cases.back().benchmark = true, cases.back().test = false, cases.back().where = Where::kGpu;
     }
   }

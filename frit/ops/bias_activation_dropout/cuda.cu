@@ -97,16 +97,6 @@ bias_activation_dropout_backward_columns_kernel(ColumnWalk walk, bool vectors, G
   if constexpr (sums) store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
 }
 
-// Of backward with column sums where rows are whole vectors, and where they fold to such; of forward where they fold.
-constexpr RowsAhead kWholeForm = RowsAhead::kPairs, kFoldedForm = RowsAhead::kPairs, kForwardForm = RowsAhead::kPairs;
-
-template <typename Accepts>
-RowsAhead choose_rows_ahead(Context& context, const char* op, const Tensor& x, RowsAhead fallback, Accepts&& accepts) {
-  return static_cast<RowsAhead>(choose_instance(context, op, fmt::format("{}x{}", x.dim(0), x.dim(1)), kRowsAhead,
-                                                static_cast<int>(fallback),
-                                                [&](int i) { return accepts(static_cast<RowsAhead>(i)); }));
-}
-
 }  // namespace
 
 void bias_activation_dropout_forward_gpu(Context& context, const Tensor& x, const Tensor& bias, Activation activation,
@@ -119,10 +109,7 @@ void bias_activation_dropout_forward_gpu(Context& context, const Tensor& x, cons
   if (walks_folded(walk, x)) {
     ColumnWalk folded = walk;
     fill_folded(folded, x, packed, kFolded, 4);
-    const RowsAhead way = choose_rows_ahead(
-        context, "bias_activation_dropout_forward", x, kForwardForm,
-        [](RowsAhead w) { return w == RowsAhead::kPairs || w == RowsAhead::kHeld4 || w == RowsAhead::kHeld8; });
-    return start_activation_forward_folded(context, folded, x, bias, activation, DropoutTable(dropout), y, way);
+    return start_activation_forward_folded(context, folded, x, bias, activation, DropoutTable(dropout), y);
   }
   dispatch_float(x.dtype(), [&](auto t) {
     using T = decltype(t);
@@ -142,28 +129,17 @@ void bias_activation_dropout_backward_gpu(Context& context, const Tensor& dy, co
   const bool packed = lies_packed(x) && lies_packed(dy) && lies_packed(dx);
   ColumnWalk walk = sums ? make_sum_walk(x, 8, packed, vectors) : make_column_walk(x, kThreads, 8, 0, packed, vectors);
   const bool whole = walks_whole(walk, x, vectors) && begins_whole(bias);
-  RowsAhead of_whole = kWholeForm, of_folded = kFoldedForm;
-  if (sums && whole)
-    of_whole = choose_rows_ahead(context, "bias_activation_dropout_backward", x, kWholeForm, [](RowsAhead w) {
-      return w == RowsAhead::kPairs || w == RowsAhead::kAhead || w == RowsAhead::kHeld2;
-    });
-  else if (sums && walks_folded(walk, x))
-    of_folded = choose_rows_ahead(context, "bias_activation_dropout_backward", x, kFoldedForm, [](RowsAhead w) {
-      return w == RowsAhead::kPairs || w == RowsAhead::kHeld2 || w == RowsAhead::kHeld4;
-    });
   if (sums) {
-    fill_whole(walk, x, whole, of_whole == RowsAhead::kAhead ? kAheadThreads : kActivationSumThreads, 4, packed,
-               vectors);
-    fill_folded(walk, x, packed, of_folded == RowsAhead::kPairs ? kFoldedSums : kHeldFoldedSums, 4);
+    fill_whole(walk, x, whole, kActivationSumThreads, 4, packed, vectors);
+    fill_folded(walk, x, packed, kFoldedSums, 4);
   }
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), x.dim(1)}, DType::kF32, "bias_activation_dropout.partial");
   if (whole) {
     start_activation_backward_whole(context, walk, dy, x, bias, form.activation, dropout, dx,
-                                    sums ? partial.tensor() : Tensor(), of_whole);
+                                    sums ? partial.tensor() : Tensor());
   } else if (sums && walks_folded(walk, x)) {
-    start_activation_backward_folded(context, walk, dy, x, bias, form.activation, dropout, dx, partial.tensor(),
-                                     of_folded);
+    start_activation_backward_folded(context, walk, dy, x, bias, form.activation, dropout, dx, partial.tensor());
   } else {
     dispatch_float(x.dtype(), [&](auto t) {
       using T = decltype(t);

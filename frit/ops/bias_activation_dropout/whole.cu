@@ -8,8 +8,6 @@ namespace {
 
 using namespace simt;
 
-constexpr int kHeldStages = 2;
-
 template <typename T, Activation activation>
 FRIT_KERNEL(kActivationThreads, 5)
 bias_activation_dropout_forward_whole_kernel(ColumnWalk walk, Global<const T> x, Global<const T> bias,
@@ -50,12 +48,11 @@ bias_activation_dropout_forward_whole_kernel(ColumnWalk walk, Global<const T> x,
   if (k < end) rows(std::false_type(), k);
 }
 
-template <typename T, Activation activation, bool sums>
-FRIT_KERNEL(sums ? kActivationSumThreads : kActivationThreads, sums ? 1 : 4)
+template <typename T, Activation activation>
+FRIT_KERNEL(kActivationThreads, 4)
 bias_activation_dropout_backward_whole_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
                                               Global<const T> bias, DropoutTable dropout, Global<T> dx,
-                                              RowSteps dy_rows, RowSteps x_rows, RowSteps dx_rows,
-                                              Global<float> partial) {
+                                              RowSteps dy_rows, RowSteps x_rows, RowSteps dx_rows) {
   constexpr int N = 8;
   wait_for_previous();
   let_next_start();
@@ -68,7 +65,6 @@ bias_activation_dropout_backward_whole_kernel(ColumnWalk walk, Global<const T> d
   Global<const T> x_from = x + (first * x_rows.stride + at.column), dy_from = dy + (first * dy_rows.stride + at.column);
   Global<T> to = dx + (first * dx_rows.stride + at.column);
   const Vec<float, N> b = to_float(bias && at.active ? load_vec<N>(bias, at.column) : Vec<T, N>{});
-  float sum[N] = {};
   const auto rows = [&](auto both, int k) {
     constexpr int U = both ? 2 : 1;
     Vec<T, N> v[U], g[U];
@@ -86,7 +82,6 @@ bias_activation_dropout_backward_whole_kernel(ColumnWalk walk, Global<const T> d
         d[i] = through<T, activation>(widen(static_cast<T>(g[u][i])), widen(static_cast<T>(v[u][i])) + b[i],
                                       dropout.scale);
         d[i] = words.kept(0, i, threshold) ? d[i] : 0.0f;
-        if (sums) sum[i] += d[i];
       }
       store_vec<N, Cache::kStream>(to, 0, from_float<T>(d));
       to = to + dx_rows.step;
@@ -95,12 +90,11 @@ bias_activation_dropout_backward_whole_kernel(ColumnWalk walk, Global<const T> d
   int k = first;
   for (; k + step < end; k += 2 * step) rows(std::true_type(), k);
   if (k < end) rows(std::false_type(), k);
-  if constexpr (sums) store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
 }
 
 // The same with column sums, where a row's vectors are loaded as soon as those of two rows before are widened.
 template <typename T, Activation activation>
-FRIT_KERNEL(kAheadThreads, 1)
+FRIT_KERNEL(kActivationSumThreads, 1)
 bias_activation_dropout_backward_ahead_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
                                               Global<const T> bias, DropoutTable dropout, Global<T> dx,
                                               RowSteps dy_rows, RowSteps x_rows, RowSteps dx_rows,
@@ -152,59 +146,6 @@ bias_activation_dropout_backward_ahead_kernel(ColumnWalk walk, Global<const T> d
   store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
 }
 
-// The same with column sums, where the S rows that are on their way to a thread lie in shared memory, its own place in
-// each stage, and take no registers.
-template <typename T, Activation activation, int S>
-FRIT_KERNEL(kActivationSumThreads, 1)
-bias_activation_dropout_backward_held_kernel(ColumnWalk walk, Global<const T> dy, Global<const T> x,
-                                             Global<const T> bias, DropoutTable dropout, Global<T> dx, RowSteps dy_rows,
-                                             RowSteps x_rows, RowSteps dx_rows, Global<float> partial) {
-  constexpr int N = 8, kHalf = kActivationSumThreads * N, kStage = 2 * kHalf;
-  const ColumnPlace at = whole_place(walk);
-  const int step = static_cast<int>(walk.pieces) * walk.lanes,
-            first = static_cast<int>(at.piece) * walk.lanes + at.lane;
-  const int end = at.active ? static_cast<int>(walk.rows) : 0;
-  Global<const T> x_from = x + (first * x_rows.stride + at.column), dy_from = dy + (first * dy_rows.stride + at.column);
-  Global<T> to = dx + (first * dx_rows.stride + at.column);
-  wait_for_previous();
-  let_next_start();
-  const Shared<T> ring = shared_array<T>(thread_index() * (N * 2));
-  const auto start = [&](int row, int slot) {
-    if (row < end) {
-      copy_async16(ring, slot, x_from, 0);
-      copy_async16(ring, slot + kHalf, dy_from, 0);
-    }
-    copy_async_commit();
-    x_from = x_from + x_rows.step, dy_from = dy_from + dy_rows.step;
-  };
-  FRIT_UNROLL
-  for (int s = 0; s < S; ++s) start(first + s * step, s * kStage);
-  const uint32_t threshold = dropout_threshold(dropout);
-  const RowDraws draws(dropout, static_cast<uint32_t>(at.column / N));
-  const Vec<float, N> b = to_float(bias && at.active ? load_vec<N>(bias, at.column) : Vec<T, N>{});
-  float sum[N] = {};
-  int slot = 0;
-  FRIT_UNROLL_BY(1)
-  for (int k = first; k < end; k += step) {
-    const DropoutWords<1> words = draws.rows<1>(dropout, static_cast<uint32_t>(k), 0);
-    copy_async_wait<S - 1>();
-    const Vec<T, N> v = load_vec<N>(ring, slot), g = load_vec<N>(ring, slot + kHalf);
-    start(k + S * step, slot);
-    slot = (slot + kStage) & (S * kStage - 1);
-    Vec<float, N> d;
-    FRIT_UNROLL
-    for (int i = 0; i < N; ++i) {
-      d[i] = through<T, activation>(widen(static_cast<T>(g[i])), widen(static_cast<T>(v[i])) + b[i], dropout.scale);
-      d[i] = words.kept(0, i, threshold) ? d[i] : 0.0f;
-      sum[i] += d[i];
-    }
-    store_vec<N, Cache::kStream>(to, 0, from_float<T>(d));
-    to = to + dx_rows.step;
-  }
-  copy_async_wait<0>();
-  store_column_sums(walk, at, sum, shared_array<float>(S * kStage * 2), partial, walk.columns, 0);
-}
-
 }  // namespace
 
 void start_activation_forward_whole(Context& context, const ColumnWalk& walk, const Tensor& x, const Tensor& bias,
@@ -221,26 +162,21 @@ void start_activation_forward_whole(Context& context, const ColumnWalk& walk, co
 
 void start_activation_backward_whole(Context& context, const ColumnWalk& walk, const Tensor& dy, const Tensor& x,
                                      const Tensor& bias, Activation activation, const DropoutTable& dropout,
-                                     const Tensor& dx, const Tensor& partial, RowsAhead way) {
+                                     const Tensor& dx, const Tensor& partial) {
   dispatch_16(x.dtype(), [&](auto t) {
     using T = decltype(t);
-    const auto run = [&](auto kernel, int64_t shared_bytes) {
-      launch(context, "bias_activation_dropout_backward_whole_kernel", kernel,
-             {walk.blocks(), walk.threads(), shared_bytes}, walk, global<const T>(dy), global<const T>(x),
-             global<const T>(bias), dropout, global<T>(dx), RowSteps(walk, dy), RowSteps(walk, x), RowSteps(walk, dx),
-             global<float>(partial));
-    };
     dispatch_activation(activation, [&](auto form) {
-      const int64_t sums_bytes = column_sums_shared_bytes(walk, 8);
-      if (!partial.defined())
-        run(bias_activation_dropout_backward_whole_kernel<T, form.value, false>, 0);
-      else if (way == RowsAhead::kAhead)
-        run(bias_activation_dropout_backward_ahead_kernel<T, form.value>, sums_bytes);
-      else if (way == RowsAhead::kHeld2)
-        run(bias_activation_dropout_backward_held_kernel<T, form.value, kHeldStages>,
-            sums_bytes + kHeldStages * 2 * kActivationSumThreads * 16);
+      if (partial.defined())
+        launch(context, "bias_activation_dropout_backward_ahead_kernel",
+               bias_activation_dropout_backward_ahead_kernel<T, form.value>,
+               {walk.blocks(), walk.threads(), column_sums_shared_bytes(walk, 8)}, walk, global<const T>(dy),
+               global<const T>(x), global<const T>(bias), dropout, global<T>(dx), RowSteps(walk, dy), RowSteps(walk, x),
+               RowSteps(walk, dx), global<float>(partial));
       else
-        run(bias_activation_dropout_backward_whole_kernel<T, form.value, true>, sums_bytes);
+        launch(context, "bias_activation_dropout_backward_whole_kernel",
+               bias_activation_dropout_backward_whole_kernel<T, form.value>, {walk.blocks(), walk.threads()}, walk,
+               global<const T>(dy), global<const T>(x), global<const T>(bias), dropout, global<T>(dx),
+               RowSteps(walk, dy), RowSteps(walk, x), RowSteps(walk, dx));
     });
   });
 }

@@ -5,14 +5,9 @@
 
 namespace frit {
 
-// Rows that a thread has on their way: two at a time, each two ahead, or so many ahead in shared memory.
-enum class RowsAhead { kPairs, kAhead, kHeld2, kHeld4, kHeld8 };
-constexpr const char* kRowsAhead[] = {"pairs", "ahead", "held_2", "held_4", "held_8"};
-
 // Threads of a block without and with column sums.
-constexpr int kActivationThreads = 256, kActivationSumThreads = 1024, kAheadThreads = 768;
-constexpr FoldedBlocks kFolded = {8, kActivationThreads / 32, 32}, kFoldedSums = {4, 20, 20};
-constexpr FoldedBlocks kHeldFoldedSums = {4, 12, 24};  // where rows on their way lie in shared memory
+constexpr int kActivationThreads = 256, kActivationSumThreads = 768;
+constexpr FoldedBlocks kFolded = {8, kActivationThreads / 32, 32}, kFoldedSums = {4, 12, 24};
 
 // Calls f with the activation as a constant.
 template <typename F>
@@ -35,14 +30,13 @@ void start_activation_forward_whole(Context& context, const ColumnWalk& walk, co
 // partial: where blocks write their column sums; may be missing.
 void start_activation_backward_whole(Context& context, const ColumnWalk& walk, const Tensor& dy, const Tensor& x,
                                      const Tensor& bias, Activation activation, const simt::DropoutTable& dropout,
-                                     const Tensor& dx, const Tensor& partial, RowsAhead way);
+                                     const Tensor& dx, const Tensor& partial);
 
 // walk: such that walks_folded. The backward one writes column sums.
 void start_activation_forward_folded(Context& context, const ColumnWalk& walk, const Tensor& x, const Tensor& bias,
-                                     Activation activation, const simt::DropoutTable& dropout, const Tensor& y,
-                                     RowsAhead way);
+                                     Activation activation, const simt::DropoutTable& dropout, const Tensor& y);
 void start_activation_backward_folded(Context& context, const ColumnWalk& walk, const Tensor& dy, const Tensor& x,
                                       const Tensor& bias, Activation activation, const simt::DropoutTable& dropout,
-                                      const Tensor& dx, const Tensor& partial, RowsAhead way);
+                                      const Tensor& dx, const Tensor& partial);
 
 }  // namespace frit

@@ -2,7 +2,6 @@
 #include "frit/ops/bias_dropout_residual/sum-inl.h"
 #include "frit/ops/column_sum/gpu.h"
 #include "frit/simt/early.h"
-#include "frit/simt/held_folded.h"
 #include "frit/simt/walk_16.h"
 
 namespace frit {
@@ -12,13 +11,7 @@ using namespace simt;
 
 constexpr int kThreads = 256, kUnroll = 2;
 constexpr FoldedBlocks kFolded = {8, kThreads / 32, 24}, kFoldedSums = {4, 12, 24};
-// Where rows on their way lie in shared memory: blocks, and a stage's places.
-constexpr FoldedBlocks kHeldFoldedSums = {4, 16, 32};
-constexpr int kHeldFoldedThreads = 32 * kHeldFoldedSums.warps;
-// Forms of backward with column sums of 16-bit rows: rows on their way, in registers or in shared memory.
-enum Form { kAhead4, kAhead2, kAhead2Wide, kHeld4, kHeld8 };
-constexpr const char* kForms[] = {"ahead_4", "ahead_2", "ahead_2_wide", "held_4", "held_8"};
-constexpr Form kWholeForm = kAhead4, kFoldedForm = kAhead4;  // of rows that are whole vectors, or fold to such
+constexpr int kSumThreads16 = 1024;  // of a block with column sums where 16-bit rows are whole vectors
 
 // How backward knows what was dropped. kComputed: Philox again. The others are the papers' forms, for comparison.
 enum class Keep { kComputed, kBytes, kBits };
@@ -322,49 +315,6 @@ bias_dropout_residual_backward_folded_kernel(ColumnWalk walk, Global<const T> dy
   store_column_sums(walk, at, sum, shared_array<float>(0), partial, walk.columns, 0);
 }
 
-// The same, where the rows on their way lie in shared memory (frit/simt/held_folded.h).
-template <typename T, int S>
-FRIT_KERNEL(32 * kHeldFoldedSums.warps, 2)
-bias_dropout_residual_backward_held_folded_kernel(ColumnWalk walk, Global<const T> dy, DropoutTable dropout,
-                                                  Global<T> dx, Global<float> partial) {
-  constexpr int N = 8, kStage = kHeldFoldedThreads * N;
-  wait_for_previous();
-  let_next_start();
-  const ColumnPlace at = column_place(walk, dy);
-  FoldedRows rows = folded_rows(walk, at);
-  if (!ballot(at.active)) rows.end = 0;
-  const int64_t step = rows.step * walk.row_stride, begin = rows.first * walk.row_stride + at.column;
-  Global<const T> from = dy + begin;
-  Global<T> to = dx + begin;
-  const Shared<T> ring = shared_array<T>(thread_index() * (N * 2));
-  float sum[N] = {};
-  const auto start = [&](int row, int stage) {
-    if (row < rows.whole_end) copy_async16(ring, stage * kStage, from, 0);
-    copy_async_commit();
-    from = from + step;
-  };
-  const auto result = [&](Vec<float, N> d) {
-    FRIT_UNROLL
-    for (int i = 0; i < N; ++i) d[i] *= dropout.scale, sum[i] += d[i];
-    return from_float<T>(d);
-  };
-  for_held_folded_rows<S>(walk, at, rows, dropout, start, [&](int row, int stage, const KeptRows& kept) {
-    copy_async_wait<S - 1>();
-    Vec<T, N> g = load_vec<N>(ring, stage * kStage);
-    start(row + S * rows.step, stage);
-    kept.drop(g);
-    store_vec<N, Cache::kStream>(to, 0, result(to_float(g)));
-    to = to + step;
-  });
-  if (rows.cut) {
-    const int64_t row = (walk.rows - 1) * walk.row_stride;
-    Vec<T, N> g_cut = load_span<N>(dy + row, at.column, at.limit, T());
-    kept_cut(walk, at, dropout).drop(g_cut);
-    store_span<N>(dx + row, at.column, at.limit, result(to_float(g_cut)));
-  }
-  store_column_sums(walk, at, sum, shared_array<float>(S * kStage * 2), partial, walk.columns, 0);
-}
-
 // Calls f with the form that `keep` asks for: none, a byte an element, or a bit.
 template <typename T, typename F>
 void dispatch_keep(const Tensor& keep, const Tensor& x, F&& f) {
@@ -418,19 +368,9 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
   const bool vectors = lies_like(dx, dy), packed = lies_packed(dy) && lies_packed(dx);
   ColumnWalk walk = make_column_walk(dy, kThreads, sums ? 8 : 4, sums ? kMostBlocks : 0, packed, vectors);
   const bool whole = walks_whole(walk, dy, vectors) && !keep.defined();
-  int whole_form = kWholeForm, folded_form = kFoldedForm;
   if (sums && !keep.defined()) {
-    const auto choose = [&](int fallback, auto accepts) {
-      return choose_instance(context, "bias_dropout_residual_backward", fmt::format("{}x{}", dy.dim(0), dy.dim(1)),
-                             kForms, fallback, accepts);
-    };
-    if (whole)
-      whole_form = choose(kWholeForm, [](int i) { return i < kHeld4; });
-    else if (walks_folded(walk, dy))
-      folded_form = choose(kFoldedForm, [](int i) { return i == kAhead4 || i >= kHeld4; });
-    if (whole_form == kAhead2) fill_whole(walk, dy, whole, 768, 4, packed, vectors);
-    if (whole_form == kAhead2Wide) fill_whole(walk, dy, whole, 1024, 4, packed, vectors);
-    fill_folded(walk, dy, packed, folded_form >= kHeld4 ? kHeldFoldedSums : kFoldedSums, 8);
+    fill_whole(walk, dy, whole, kSumThreads16, 4, packed, vectors);
+    fill_folded(walk, dy, packed, kFoldedSums, 8);
   }
   Buffer partial;
   if (sums) partial = context.allocate({walk.partial_rows(), dy.dim(1)}, DType::kF32, "bias_dropout_residual.partial");
@@ -443,28 +383,14 @@ void bias_dropout_residual_backward_gpu(Context& context, const Tensor& dy, cons
                global<T>(dx), dx.row_stride(), global<float>(partial.tensor()));
       };
       if (!sums) return run(bias_dropout_residual_backward_whole_kernel<T, false, 4, kThreads, 4>, 0);
-      const int64_t shared_bytes = column_sums_shared_bytes(walk, 8);
-      if (whole_form == kAhead4)
-        return run(bias_dropout_residual_backward_whole_kernel<T, true, 4, kThreads, 2>, shared_bytes);
-      if (whole_form == kAhead2)
-        return run(bias_dropout_residual_backward_whole_kernel<T, true, 2, 768, 1>, shared_bytes);
-      run(bias_dropout_residual_backward_whole_kernel<T, true, 2, 1024, 1>, shared_bytes);
+      run(bias_dropout_residual_backward_whole_kernel<T, true, 2, kSumThreads16, 1>, column_sums_shared_bytes(walk, 8));
     });
   } else if (sums && walks_folded(walk, dy) && !keep.defined()) {
     dispatch_16(dy.dtype(), [&](auto t) {
       using T = decltype(t);
-      const auto run = [&](const char* name, auto kernel, int64_t ring_bytes) {
-        launch(context, name, kernel, {walk.blocks(), walk.threads(), ring_bytes + column_sums_shared_bytes(walk, 8)},
-               walk, global<const T>(dy), DropoutTable(dropout), global<T>(dx), global<float>(partial.tensor()));
-      };
-      if (folded_form == kHeld4)
-        run("bias_dropout_residual_backward_held_folded_kernel",
-            bias_dropout_residual_backward_held_folded_kernel<T, 4>, 4 * kHeldFoldedThreads * 16);
-      else if (folded_form == kHeld8)
-        run("bias_dropout_residual_backward_held_folded_kernel",
-            bias_dropout_residual_backward_held_folded_kernel<T, 8>, 8 * kHeldFoldedThreads * 16);
-      else
-        run("bias_dropout_residual_backward_folded_kernel", bias_dropout_residual_backward_folded_kernel<T>, 0);
+      launch(context, "bias_dropout_residual_backward_folded_kernel", bias_dropout_residual_backward_folded_kernel<T>,
+             {walk.blocks(), walk.threads(), column_sums_shared_bytes(walk, 8)}, walk, global<const T>(dy),
+             DropoutTable(dropout), global<T>(dx), global<float>(partial.tensor()));
     });
   } else {
     dispatch_float(dy.dtype(), [&](auto t) {
