@@ -95,7 +95,7 @@ bool ForwardShape::fits(int i) const {
 }
 
 int ForwardShape::rule() const {
-  // Many rows that are no whole vectors, of which a block takes several: what it keeps is made often enough.
+  // Many rows that are no whole vectors.
   const bool ragged = period > 1 || cols % n != 0;
   if (fits(kHeld)) return ragged && fits(kInPlace) && rows * cols * 16 / n > int64_t{16} << 20 ? kInPlace : kHeld;
   // The share of the threads' vectors that the row fills, times 1024.
@@ -124,21 +124,6 @@ int ForwardShape::rule() const {
   return choice;
 }
 
-ForwardClasses::ForwardClasses(const ForwardShape& shape, int i) {
-  // classes: 24 warps on each of an H200's multiprocessors, which stay. classes_short: four or eight rows
-  // a warp.
-  constexpr int64_t kWarps = 24 * 132, kOfBlock = 8;
-  const int64_t warps = shape.warps_of(i), of_class = over(shape.rows, shape.period);
-  groups = warps == 1 ? kOfBlock : 1;
-  if (i == kClasses) {
-    pieces = std::clamp<int64_t>(over(of_class, groups), 1, kWarps / (groups * warps) / shape.period);
-    apart = groups, step = pieces * groups, reach = of_class;
-  } else {
-    apart = reach = warps == 1 ? groups * 4 : 8, step = groups;
-    pieces = std::max<int64_t>(over(of_class, apart), 1);
-  }
-}
-
 int choose_forward(Context& context, const Tensor& x) {
   const ForwardShape shape(x);
   // Forms that are kept to be measured run only if they are asked for.
@@ -157,12 +142,9 @@ void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gam
   const int instance = layer_norm::choose_forward(context, x);
   const bool whole = layer_norm::whole_vectors(x) && layer_norm::whole_vectors(y) && layer_norm::whole_vectors(gamma) &&
                      layer_norm::whole_vectors(beta);
-  if (layer_norm::ForwardShape::stay(instance) && layer_norm::rows_alike(x, y)) {
-    if (instance < layer_norm::kInPlace)
-      return layer_norm::start_forward_classes(context, instance, shape, x, gamma, beta, eps, y, mean, rstd);
-    if (begins_whole(gamma) && begins_whole(beta))
-      return layer_norm::start_forward_in_place(context, instance, shape, x, gamma, beta, eps, y, mean, rstd);
-  }
+  if (layer_norm::ForwardShape::stay(instance) && layer_norm::rows_alike(x, y) && begins_whole(gamma) &&
+      begins_whole(beta))
+    return layer_norm::start_forward_in_place(context, instance, shape, x, gamma, beta, eps, y, mean, rstd);
   if (instance == layer_norm::kHeld || layer_norm::ForwardShape::stay(instance))
     return layer_norm::start_forward_held(context, shape, whole, x, gamma, beta, eps, y, mean, rstd);
   dispatch_float(x.dtype(), [&](auto type) {

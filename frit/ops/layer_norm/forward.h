@@ -20,23 +20,21 @@ enum ForwardInstance {
   kHeld,
   kTwoSync,
   kMoments,
-  kClasses,
-  kClassesShort,
   kInPlace,
   kInPlace2,
 };
-constexpr const char* kForwardInstances[] = {
-    "one_sync_1", "one_sync_2", "one_sync_4", "one_sync_wide", "looped",        "spans_2",  "spans_4",   "spans_5",
-    "held",       "two_sync",   "moments",    "classes",       "classes_short", "in_place", "in_place_2"};
+constexpr const char* kForwardInstances[] = {"one_sync_1", "one_sync_2", "one_sync_4", "one_sync_wide", "looped",
+                                             "spans_2",    "spans_4",    "spans_5",    "held",          "two_sync",
+                                             "moments",    "in_place",   "in_place_2"};
 
 // How a launch shares out rows of one shape and row stride.
 struct ForwardShape {
   explicit ForwardShape(const Tensor& x);
-  static constexpr int kVectors[] = {1, 2, 4, 4, 4, 2, 4, 5, 4, 1, 1, 4, 4, 4, 4};  // a thread holds of a row, at most
-  static constexpr int kMostWarps[] = {8, 8, 8, 16, 16, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8};  // that share a row
+  static constexpr int kVectors[] = {1, 2, 4, 4, 4, 2, 4, 5, 4, 1, 1, 4, 4};      // a thread holds of a row, at most
+  static constexpr int kMostWarps[] = {8, 8, 8, 16, 16, 8, 8, 8, 8, 8, 8, 8, 8};  // that share a row
   static bool is_spans(int i) { return i >= kSpans2 && i <= kSpans5; }
   // Of 16-bit rows that stay where they lie?
-  static bool stay(int i) { return i >= kClasses; }
+  static bool stay(int i) { return i >= kInPlace; }
 
   int64_t rows, cols, n;  // n: elements of a vector
   int64_t vectors;        // of a row that begins at one
@@ -44,17 +42,10 @@ struct ForwardShape {
   int64_t chunks;         // vectors that cover a row wherever it begins
 
   int warps_of(int i) const;  // that share a row
-  int held_vectors() const;   // that a thread of `held` or `classes` has of a row; 0: too wide
+  int held_vectors() const;   // that a thread of `held` or `in_place` has of a row; 0: too wide
   bool fits(int i) const;
   // What runs if nothing is forced and nothing is known from timing. A function of the shape.
   int rule() const;
-};
-
-// How `classes` shares out the rows of each class: `pieces` blocks of `groups` rows at once. Block p begins with the
-// row p * apart, takes every step-th and ends before p * apart + reach.
-struct ForwardClasses {
-  ForwardClasses(const ForwardShape& shape, int i);
-  int64_t groups, pieces, apart, step, reach;
 };
 
 // Does every row of y begin as far past a multiple of 16 bytes as x's? 16-bit elements.

@@ -1,4 +1,4 @@
-// Starts layer_norm_forward's instances `held` and `classes`, on x of 16 bits.
+// Starts layer_norm_forward's instances `held` and `in_place`, on x of 16 bits.
 #pragma once
 #include "frit/ops/layer_norm/forward.h"
 
@@ -7,12 +7,8 @@ namespace frit::layer_norm {
 // whole: all operands' rows are whole aligned vectors of 16 bytes.
 void start_forward_held(Context& context, const ForwardShape& shape, bool whole, const Tensor& x, const Tensor& gamma,
                         const Tensor& beta, float eps, const Tensor& y, const Tensor& mean, const Tensor& rstd);
-// Rows of x and y must lie alike (rows_alike).
-void start_forward_classes(Context& context, int instance, const ForwardShape& shape, const Tensor& x,
-                           const Tensor& gamma, const Tensor& beta, float eps, const Tensor& y, const Tensor& mean,
-                           const Tensor& rstd);
-
-// The same, and gamma and beta must begin at a multiple of 16 bytes.
+// Rows of x and y must lie alike (rows_alike), and gamma and beta begin at a multiple of 16 bytes. instance: in_place
+// or in_place_2.
 void start_forward_in_place(Context& context, int instance, const ForwardShape& shape, const Tensor& x,
                             const Tensor& gamma, const Tensor& beta, float eps, const Tensor& y, const Tensor& mean,
                             const Tensor& rstd);

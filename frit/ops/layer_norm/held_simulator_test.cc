@@ -1,5 +1,5 @@
 // layer_norm_forward's `held` at every alignment: the bits are those of aligned rows, in place or not, and nothing
-// beside the rows is touched. `classes`: the same bits at the same place, and elsewhere to the last one. The ragged
+// beside the rows is touched. `in_place`: the same bits at the same place, and elsewhere to the last one. The ragged
 // softmax's to the last one. Backward's `held`: the bits depend on where x lies alone.
 #include <gtest/gtest.h>
 
@@ -95,7 +95,7 @@ TEST_F(RowsAnywhere, HeldNormsHaveTheSameBits) {
 // nothing else; rows that do not are taken by `held`.
 TEST_F(RowsAnywhere, NormsInPlaceAreTheSameToTheLastBit) {
   constexpr int64_t kRows = 9;
-  for (const char* instance : {"classes", "in_place", "in_place_2"})
+  for (const char* instance : {"in_place", "in_place_2"})
     for (const DType dtype : {DType::kBF16, DType::kF16})
       for (const int64_t cols : {264, 519, 767, 1025, 1031, 2047}) {
         context_.force("layer_norm_forward", instance);
