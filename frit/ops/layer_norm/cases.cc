@@ -176,7 +176,7 @@ void add_instances(OpCase& c, int64_t cols, DType dtype) {
   const int64_t vectors = vectors_of(cols, dtype);
   c.forward_instances = {"looped"};
   if (held_warps(cols, dtype) > 0)
-    for (const char* name : {"held", "in_place", "in_place_2"}) c.forward_instances.push_back(name);
+    for (const char* name : {"held", "in_place"}) c.forward_instances.push_back(name);
   std::vector<std::string> spans;
   for (int64_t each : {2, 4, 5})
     if (vectors + 1 <= 8 * 32 * each) spans.push_back(fmt::format("spans_{}", each));
@@ -326,11 +326,11 @@ std::vector<OpCase> layer_norm_cases() {
       // forward's `held` and `in_place`, of a warp and of several, x and y beginning apart or not at all whole
       for (int64_t cols : {505, 766, 1536, 2052, 4097}) {
         cases.push_back(make_forward(9, cols, dtype, {.stride = cols + cols % 3, .note = "/held"}));
-        cases.back().forward_instances = {"in_place", "in_place_2"};
+        cases.back().forward_instances = {"in_place"};
       }
     if (dtype != DType::kF32) {  // more rows than 16, and not a multiple of them
       cases.push_back(make_forward(45, 265, dtype, {.note = "/held"}));
-      cases.back().forward_instances = {"in_place", "in_place_2"};
+      cases.back().forward_instances = {"in_place"};
     }
     cases.push_back(make_exact(67, 66, dtype));
     cases.push_back(make(2, 2049 * (16 / size_of(dtype)) - 3, dtype, {.note = "/looped"}));
@@ -350,7 +350,7 @@ std::vector<OpCase> layer_norm_cases() {
                                     "looped",     "spans_2",    "spans_4",    "spans_5"};
     if (dtype != DType::kF32)
       for (size_t i = cases.size() - 2; i < cases.size(); ++i)
-        cases[i].forward_instances.insert(cases[i].forward_instances.end(), {"in_place", "in_place_2"});
+        cases[i].forward_instances.insert(cases[i].forward_instances.end(), {"in_place"});
     // One element far from the rest: a shift by the first element alone would lose the others.
     OpCase outlier = make_forward(3, 1024, dtype, {.note = "/outlier"});
     outlier.inputs[0].fill = [](CaseRandom& random, Array& a) {

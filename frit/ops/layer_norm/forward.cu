@@ -76,7 +76,8 @@ ForwardShape::ForwardShape(const Tensor& x) : rows(x.dim(0)), cols(x.dim(1)), n(
 }
 
 int ForwardShape::warps_of(int i) const {
-  if (i == kHeld || stay(i)) return held_vectors() > 0 ? static_cast<int>(over(cols / n, 32 * held_vectors())) : 0;
+  if (i == kHeld || i == kInPlace)
+    return held_vectors() > 0 ? static_cast<int>(over(cols / n, 32 * held_vectors())) : 0;
   return static_cast<int>(over(is_spans(i) ? chunks : vectors, 32 * kVectors[i]));
 }
 
@@ -90,7 +91,7 @@ int ForwardShape::held_vectors() const {
 }
 
 bool ForwardShape::fits(int i) const {
-  if (i == kHeld || stay(i)) return held_vectors() > 0 && (i == kHeld || rows < int64_t{1} << 30);
+  if (i == kHeld || i == kInPlace) return held_vectors() > 0 && (i == kHeld || rows < int64_t{1} << 30);
   return i == kLooped || warps_of(i) <= kMostWarps[i];
 }
 
@@ -142,10 +143,9 @@ void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gam
   const int instance = layer_norm::choose_forward(context, x);
   const bool whole = layer_norm::whole_vectors(x) && layer_norm::whole_vectors(y) && layer_norm::whole_vectors(gamma) &&
                      layer_norm::whole_vectors(beta);
-  if (layer_norm::ForwardShape::stay(instance) && layer_norm::rows_alike(x, y) && begins_whole(gamma) &&
-      begins_whole(beta))
-    return layer_norm::start_forward_in_place(context, instance, shape, x, gamma, beta, eps, y, mean, rstd);
-  if (instance == layer_norm::kHeld || layer_norm::ForwardShape::stay(instance))
+  if (instance == layer_norm::kInPlace && layer_norm::rows_alike(x, y) && begins_whole(gamma) && begins_whole(beta))
+    return layer_norm::start_forward_in_place(context, shape, x, gamma, beta, eps, y, mean, rstd);
+  if (instance == layer_norm::kHeld || instance == layer_norm::kInPlace)
     return layer_norm::start_forward_held(context, shape, whole, x, gamma, beta, eps, y, mean, rstd);
   dispatch_float(x.dtype(), [&](auto type) {
     using T = decltype(type);

@@ -21,20 +21,17 @@ enum ForwardInstance {
   kTwoSync,
   kMoments,
   kInPlace,
-  kInPlace2,
 };
-constexpr const char* kForwardInstances[] = {"one_sync_1", "one_sync_2", "one_sync_4", "one_sync_wide", "looped",
-                                             "spans_2",    "spans_4",    "spans_5",    "held",          "two_sync",
-                                             "moments",    "in_place",   "in_place_2"};
+constexpr const char* kForwardInstances[] = {"one_sync_1", "one_sync_2", "one_sync_4", "one_sync_wide",
+                                             "looped",     "spans_2",    "spans_4",    "spans_5",
+                                             "held",       "two_sync",   "moments",    "in_place"};
 
 // How a launch shares out rows of one shape and row stride.
 struct ForwardShape {
   explicit ForwardShape(const Tensor& x);
-  static constexpr int kVectors[] = {1, 2, 4, 4, 4, 2, 4, 5, 4, 1, 1, 4, 4};      // a thread holds of a row, at most
-  static constexpr int kMostWarps[] = {8, 8, 8, 16, 16, 8, 8, 8, 8, 8, 8, 8, 8};  // that share a row
+  static constexpr int kVectors[] = {1, 2, 4, 4, 4, 2, 4, 5, 4, 1, 1, 4};      // a thread holds of a row, at most
+  static constexpr int kMostWarps[] = {8, 8, 8, 16, 16, 8, 8, 8, 8, 8, 8, 8};  // that share a row
   static bool is_spans(int i) { return i >= kSpans2 && i <= kSpans5; }
-  // Of 16-bit rows that stay where they lie?
-  static bool stay(int i) { return i >= kInPlace; }
 
   int64_t rows, cols, n;  // n: elements of a vector
   int64_t vectors;        // of a row that begins at one

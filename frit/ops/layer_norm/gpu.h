@@ -10,14 +10,13 @@ namespace frit {
 // rows of f32 take. held, of 16-bit rows alone: a row stays in registers as fp32, of one warp up to 1031 columns, else
 // of several that share it evenly, at most 8; the same bits wherever rows, gamma and beta lie; what wider rows than 256
 // take if it can hold them. in_place, the same rows where more than 16 MiB of them are no whole vectors: elements stay
-// where they lie in memory, gamma and beta are shifted, and the sums' order depends on where a row lies; in_place_2
-// takes two rows a warp; where rows of x and y do not lie alike, or gamma or beta does not begin at a multiple of 16
-// bytes, both are held's kernel. looped takes any width, and reads x twice. Kept to be measured, one vector a thread,
-// and never chosen freely: two_sync (mean, then variance: two dependent reductions) and moments (E[x^2] - E[x]^2:
-// relative error of the variance eps * (mean / std)^2). Cost: 1 launch; reads x once (looped: twice), gamma and beta
-// once for each row (one_sync_1: two rows; spans: once a block; in_place: up to twice); 1 barrier a block, 0 when a
-// warp owns a row; two_sync 2; spans 1, and 1 for each row unless a warp owns it; held and in_place 1 a row unless a
-// warp owns it.
+// where they lie in memory, gamma and beta are shifted, and the sums' order depends on where a row lies; where rows of
+// x and y do not lie alike, or gamma or beta does not begin at a multiple of 16 bytes, it is held's kernel. looped
+// takes any width, and reads x twice. Kept to be measured, one vector a thread, and never chosen freely: two_sync
+// (mean, then variance: two dependent reductions) and moments (E[x^2] - E[x]^2: relative error of the variance eps *
+// (mean / std)^2). Cost: 1 launch; reads x once (looped: twice), gamma and beta once for each row (one_sync_1: two
+// rows; spans: once a block; in_place: up to twice); 1 barrier a block, 0 when a warp owns a row; two_sync 2; spans 1,
+// and 1 for each row unless a warp owns it; held and in_place 1 a row unless a warp owns it.
 void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gamma, const Tensor& beta, float eps,
                             const Tensor& y, const Tensor& mean, const Tensor& rstd);
 

@@ -95,52 +95,51 @@ TEST_F(RowsAnywhere, HeldNormsHaveTheSameBits) {
 // nothing else; rows that do not are taken by `held`.
 TEST_F(RowsAnywhere, NormsInPlaceAreTheSameToTheLastBit) {
   constexpr int64_t kRows = 9;
-  for (const char* instance : {"in_place", "in_place_2"})
-    for (const DType dtype : {DType::kBF16, DType::kF16})
-      for (const int64_t cols : {264, 519, 767, 1025, 1031, 2047}) {
-        context_.force("layer_norm_forward", instance);
-        const Bits x = normal(kRows * cols, dtype), gamma = normal(cols, dtype), beta = normal(cols, dtype);
-        const int64_t around = (cols + 7) / 8 * 8 + 16;
-        const auto vector = [&](const Bits& v, int64_t shift) {
-          return put(v, cols, dtype, around, shift).reshape({cols});
-        };
-        struct Place {
-          int64_t stride, shift;
-        };
-        const auto run = [&](Place of_x, Place of_y, int64_t shared, bool in_place = false) {
-          const Tensor g = vector(gamma, shared), b = vector(beta, shared);
-          const Tensor from = put(x, cols, dtype, of_x.stride, of_x.shift);
-          const Tensor to = in_place ? from : put(x, cols, dtype, of_y.stride, of_y.shift);
-          layer_norm_forward(context_, from, g, b, 1e-5f, to, {}, {});
-          Bits result = get(cols, of_y.shift);
-          kept_.clear();
-          return result;
-        };
-        const Bits want = run({around, 0}, {around, 0}, 0);
-        const auto value = [&](uint16_t bits) {
-          return dtype == DType::kBF16 ? static_cast<float>(bfloat16::from_bits(bits))
-                                       : static_cast<float>(float16::from_bits(bits));
-        };
-        const auto is_near = [&](const Bits& got, int64_t shift, const char* what) {
-          ASSERT_EQ(got.size(), want.size());
-          for (size_t i = 0; i < got.size(); ++i) {
-            // Near 0 what gamma's product and beta cancel is more than a last bit.
-            const bool near = std::abs(static_cast<int>(got[i]) - static_cast<int>(want[i])) <= 1 ||
-                              std::abs(value(got[i]) - value(want[i])) < 2e-6f;
-            EXPECT_TRUE(near) << cols << " columns, shift " << shift << ", " << what << ", element " << i;
-          }
-        };
-        for (int64_t shift = 0; shift < 8; ++shift) {
-          const Place place = {around + shift % 3, shift};
-          const Bits got = run(place, place, 0);
-          is_near(got, shift, "alike");
-          EXPECT_EQ(run({place.stride + 8, shift}, {place.stride + 16, shift}, 0), got)
-              << cols << " columns, shift " << shift;
-          EXPECT_EQ(run(place, place, 0, true), got) << cols << " columns in place, shift " << shift;
-          is_near(run(place, place, shift % 4), shift, "beside gamma and beta elsewhere");
-          is_near(run(place, {around + 5, 7 - shift}, 0), shift, "otherwise");
+  context_.force("layer_norm_forward", "in_place");
+  for (const DType dtype : {DType::kBF16, DType::kF16})
+    for (const int64_t cols : {264, 519, 767, 1025, 1031, 2047}) {
+      const Bits x = normal(kRows * cols, dtype), gamma = normal(cols, dtype), beta = normal(cols, dtype);
+      const int64_t around = (cols + 7) / 8 * 8 + 16;
+      const auto vector = [&](const Bits& v, int64_t shift) {
+        return put(v, cols, dtype, around, shift).reshape({cols});
+      };
+      struct Place {
+        int64_t stride, shift;
+      };
+      const auto run = [&](Place of_x, Place of_y, int64_t shared, bool in_place = false) {
+        const Tensor g = vector(gamma, shared), b = vector(beta, shared);
+        const Tensor from = put(x, cols, dtype, of_x.stride, of_x.shift);
+        const Tensor to = in_place ? from : put(x, cols, dtype, of_y.stride, of_y.shift);
+        layer_norm_forward(context_, from, g, b, 1e-5f, to, {}, {});
+        Bits result = get(cols, of_y.shift);
+        kept_.clear();
+        return result;
+      };
+      const Bits want = run({around, 0}, {around, 0}, 0);
+      const auto value = [&](uint16_t bits) {
+        return dtype == DType::kBF16 ? static_cast<float>(bfloat16::from_bits(bits))
+                                     : static_cast<float>(float16::from_bits(bits));
+      };
+      const auto is_near = [&](const Bits& got, int64_t shift, const char* what) {
+        ASSERT_EQ(got.size(), want.size());
+        for (size_t i = 0; i < got.size(); ++i) {
+          // Near 0 what gamma's product and beta cancel is more than a last bit.
+          const bool near = std::abs(static_cast<int>(got[i]) - static_cast<int>(want[i])) <= 1 ||
+                            std::abs(value(got[i]) - value(want[i])) < 2e-6f;
+          EXPECT_TRUE(near) << cols << " columns, shift " << shift << ", " << what << ", element " << i;
         }
+      };
+      for (int64_t shift = 0; shift < 8; ++shift) {
+        const Place place = {around + shift % 3, shift};
+        const Bits got = run(place, place, 0);
+        is_near(got, shift, "alike");
+        EXPECT_EQ(run({place.stride + 8, shift}, {place.stride + 16, shift}, 0), got)
+            << cols << " columns, shift " << shift;
+        EXPECT_EQ(run(place, place, 0, true), got) << cols << " columns in place, shift " << shift;
+        is_near(run(place, place, shift % 4), shift, "beside gamma and beta elsewhere");
+        is_near(run(place, {around + 5, 7 - shift}, 0), shift, "otherwise");
       }
+    }
 }
 
 // Backward sums a row as x lies: its bits depend on that, but not on where all else lies, nor on whether dx is dy.
