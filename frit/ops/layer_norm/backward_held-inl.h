@@ -12,8 +12,9 @@ struct HeldBackwardRows {
   int64_t dy_step, x_step, dx_step, dz_step;
   int64_t rows;
   int cols, warps, period, step;  // step: as rows of a class
-  float by_cols;                  // 1 / cols
-  bool streams;                   // is dx too large to stay in the second-level cache?
+  int of_piece, of_group;  // rows of a class from a block's first to the next block's, from a group's to the next's
+  float by_cols;           // 1 / cols
+  bool streams;            // is dx too large to stay in the second-level cache?
 };
 
 // Sums of two values over the warp, the first in lanes 0 to 15, the second in lanes 16 to 31. Cost: 5 shuffles.
@@ -84,9 +85,9 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
   const bool has_end = kEnds && end >= 0 && lane() < 16;
   // Row r here is row row_class + r * period.
   const int all_rows = static_cast<int>((s.rows - row_class + period - 1) / period);
-  // A batch's rows go to the blocks in turn, so that the last ones, which are few, are not all one block's.
-  const int pieces = static_cast<int>(block_count() / period);
-  const int begin = static_cast<int>(block_index() / period) + group * pieces;
+  // A batch's rows go to the blocks in turn, so that the last ones, which are few, are not all one block's; ragged
+  // ones, which share sectors with their neighbours, stay together.
+  const int begin = static_cast<int>(block_index() / period) * s.of_piece + group * s.of_group;
   const auto row_of = [&](int r) { return row_class + int64_t{r} * period; };
   const auto lies_so = [&](const auto& other, int64_t stride) {
     return !kEnds || (row_shift(other + row_class * stride) == shift && (stride * period % N == 0 || all_rows == 1));
@@ -150,7 +151,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
     copy_async_commit();
   };
   const auto put = [&](const Global<T>& to, int i, const Vec<T, N>& v) {
-    if (kEnds || s.streams)
+    if (!kEnds && s.streams)  // vectors that share a sector with the next row's had better wait for it there
       store_vec<N, Cache::kStream>(to, i, v);
     else
       store_vec<N>(to, i, v);
@@ -207,7 +208,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
 
   float sum_gamma[V][N] = {}, sum_beta[V][N] = {}, sum_dz[kDropped ? V : 1][N] = {};
   int stage = 0;  // the row's place in the ring; and its sums' place in scratch: one barrier a row
-  const int end_of_batches = all_rows + (alone ? 0 : group * pieces);
+  const int end_of_batches = all_rows + (alone ? 0 : group * s.of_group);
   for (int r = begin; r < end_of_batches; r += s.step) {
     const bool live = alone || r < all_rows;
     const float scale = std::bit_cast<float>(shuffle(of_next, 31));
@@ -416,6 +417,8 @@ void launch_held(Context& context, const BackwardShape& shape, const LayerNormBa
   s.streams = shape.rows * shape.cols * int64_t{sizeof(T)} > int64_t{16} << 20;
   const int64_t step = cut.blocks * cut.groups;  // rows
   s.step = static_cast<int>(step / shape.period);
+  s.of_piece = shape.period > 1 ? cut.groups : 1;
+  s.of_group = shape.period > 1 ? 1 : static_cast<int>(cut.blocks);
   s.dy_step = step * s.dy_stride, s.x_step = step * s.x_stride, s.dx_step = step * s.dx_stride, s.dz_step = 0;
   if constexpr (Below::kDropped) s.dz_step = step * below.dz_stride;
   const auto start = [&](auto kernel) {
