@@ -15,7 +15,7 @@ bool bias_dropout_residual_norm_backward_gpu(Context& context, const Tensor& dy,
   const BackwardShape shape(s);
   const bool whole =
       whole_vectors(s) && whole_vectors(dy) && whole_vectors(dresidual) && whole_vectors(ds) && whole_vectors(dx);
-  const bool holds = shape.held_vectors() == 2 || shape.held_vectors() == 3;
+  const bool holds = whole && (shape.held_vectors() == 2 || shape.held_vectors() == 3);
   const struct {
     int instance;
     const char* name;
@@ -44,10 +44,6 @@ bool bias_dropout_residual_norm_backward_gpu(Context& context, const Tensor& dy,
                                    global<float>(bias_partials.tensor())};
     if constexpr (sizeof(T) == 2) {
       if (instance == kHeldBackward) {
-        if (!whole) {
-          const DroppedBelow<T, false> ragged = {below.dropout, below.dz, below.dz_stride, below.partials};
-          return launch_held<T, false>(context, shape, operands, ragged);
-        }
         if (shape.held_full()) return launch_held<T, true>(context, shape, operands, below);
         return launch_held<T, false>(context, shape, operands, below);
       }

@@ -15,8 +15,8 @@ bool bias_dropout_residual_norm_forward_gpu(Context& context, const Tensor& x, c
                                             const Tensor& beta, float eps, const Tensor& s, const Tensor& y,
                                             const Tensor& mean, const Tensor& rstd);
 
-// Instances (Context::force("bias_dropout_residual_norm_backward", name)): layer_norm_backward's xhat_1, its held of 2
-// or 3 vectors a thread and, for rows of whole aligned vectors, spans_2 and spans_4: held where it can, by
+// Instances (Context::force("bias_dropout_residual_norm_backward", name)): layer_norm_backward's xhat_1 and, for rows
+// of whole aligned vectors, its held of 2 or 3 vectors a thread, spans_2 and spans_4: held where it can, by
 // layer_norm_backward's rule without it else. The bits are those of layer_norm_backward with the same instance, but for
 // the last ones of dgamma and dbeta where a thread holds 3 vectors: blocks have fewer warps. False, and nothing done,
 // for rows that take another instance, or if "apart" is forced.

@@ -24,9 +24,9 @@ struct NoneBelow {
 };
 // dz = mask/keep * dx, of dx as it is rounded, and dz's column sums, a row of partials [blocks, cols] a block. Both are
 // optional.
-template <typename T, bool whole = true>
+template <typename T>
 struct DroppedBelow {
-  static constexpr bool kDropped = true, kWhole = whole;  // what the spans kernel takes are whole ones
+  static constexpr bool kDropped = true, kWhole = true;  // what the spans and held kernels take
   static constexpr const char *kRowsKernel = "bias_dropout_residual_norm_backward_rows_kernel",
                               *kSpansKernel = "bias_dropout_residual_norm_backward_spans_kernel",
                               *kHeldKernel = "bias_dropout_residual_norm_backward_held_kernel";

@@ -62,11 +62,12 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
   wait_for_previous();
   constexpr int N = 8, kStep = 32 * N, kStages = held_stages(V), kRow = V * kStep;  // of a warp's part of a row
   constexpr bool kDropped = Below::kDropped, kEnds = !full && !Below::kWhole;
+  static_assert(!kDropped || !kEnds, "dropout's groups of 8 columns are a whole row's vectors");
   constexpr int kEach = (kDropped ? 3 : 2) * N / 4;  // fours of sums of a vector: dgamma's, dbeta's, dz's
   constexpr int kPairs = V * kEach;
   constexpr int kRing = 2 * kStages * V, kOfLane = kRing > kPairs ? kRing : kPairs;  // vectors of 16 bytes
-  constexpr bool kAgain = V > 2;                         // has the row no room in registers?
-  constexpr bool kTight = kEnds && (V > 2 || kDropped);  // is there no room for pointers that go from row to row?
+  constexpr bool kAgain = V > 2;           // has the row no room in registers?
+  constexpr bool kTight = kEnds && V > 3;  // is there no room for pointers that go from row to row?
   const int warps = s.warps, groups = warp_count() / warps, group = warp() / warps, part = warp() - group * warps;
   const bool alone = warps == 1;
   const int period = kEnds ? s.period : 1, row_class = kEnds ? static_cast<int>(block_index() % period) : 0;
@@ -92,15 +93,12 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
   const auto lies_so = [&](const auto& other, int64_t stride) {
     return !kEnds || (row_shift(other + row_class * stride) == shift && (stride * period % N == 0 || all_rows == 1));
   };
-  bool dz_lies_so = false;
-  if constexpr (kDropped) dz_lies_so = below.dz && lies_so(below.dz, below.dz_stride);
   const uint32_t likes = opaque(  // in one register
       (lies_so(dy, s.dy_stride) ? 1u : 0u) | (lies_so(dx, s.dx_stride) ? 2u : 0u) |
-      (dresidual && lies_so(dresidual, s.dresidual_stride) ? 4u : 0u) | (dz_lies_so ? 8u : 0u));
+      (dresidual && lies_so(dresidual, s.dresidual_stride) ? 4u : 0u));
   const auto dy_like = [&] { return !kEnds || (likes & 1u); };
   const auto dx_like = [&] { return !kEnds || (likes & 2u); };
   const auto residual_like = [&] { return !kEnds || (likes & 4u); };
-  const auto dz_like = [&] { return !kEnds || (likes & 8u); };
 
   // gamma as [part][k][half of a vector][lane][4], the groups' sums of a row, and the rows.
   const int weights = warps * kRow, row_sums = 2 * ((warps + 1) / 2 * 2);
@@ -108,7 +106,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
   const Shared<float> scratch = shared_array<float>(int64_t{4} * weights);
   const int64_t ring_at = int64_t{4} * (weights + kStages * groups * row_sums);
   const Shared<T> ring = shared_array<T>(ring_at) + (warp() * kStages * 2 * kRow + lane() * N);
-  // Of the lane's single column: dgamma's sum, dbeta's, gamma, and the row's x and dy side by side; 64 behind dz's sum.
+  // Of the lane's single column: dgamma's sum, dbeta's, gamma, and the row's x and dy side by side.
   const Shared<float> handed = shared_array<float>(ring_at);
   const Shared<float> ends = handed + groups * kOfLane * warps * 128, mine_of_ends = ends + (group * 32 + lane()) * 4;
   const auto slot = [&](int stage, int of, int k) { return (stage * 2 + of) * kRow + k * kStep; };
@@ -127,7 +125,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
   Global<const T> next_x = x + (row_of(begin) * s.x_stride + begins);
   Global<const T> next_dy = dy + (row_of(begin) * s.dy_stride + begins);
   Global<T> lane_dx = dx + (row_of(begin) * s.dx_stride + begins), lane_dz;
-  if constexpr (kDropped && !kEnds)
+  if constexpr (kDropped)
     if (below.dz) lane_dz = below.dz + (begin * below.dz_stride + begins);
   const auto start = [&](int r, int stage) {
     if (r < all_rows) {
@@ -187,7 +185,6 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
   }
   if (has_end) {
     store_vec<2>(mine_of_ends, 0, Vec<float, 2>{});
-    if constexpr (kDropped) store(mine_of_ends, 64, 0.0f);
     if (group == 0) {
       const float w = widen(load<Cache::kReadOnly>(gamma, end));
       for (int of = 0; of < groups; ++of) store(ends, (of * 32 + lane()) * 4 + 2, w);
@@ -272,22 +269,6 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
       if constexpr (kTight) lane_dx = dx + (row_of(r) * s.dx_stride + begins);  // fewer registers
       const float mean_product = product * s.by_cols, by_x = -scale * scale * mean_product;
       const float constant = -scale * fmaf(below_mean, mean_product, sum * s.by_cols);
-      // Which of its columns' elements dropout keeps: a byte for each vector's group of 8 columns, in `here`, and for
-      // the next one, which the vector reaches into by as many columns as the row's first vector begins behind the row.
-      uint32_t here = 0, next = 0, of_end = 0;
-      if constexpr (kDropped && kEnds) {
-        if (below.dz) lane_dz = below.dz + (row_of(r) * below.dz_stride + begins);
-        if (below.dropout.active) {
-          const auto keep = [&](int g) {
-            return dropout_keep_group(below.dropout, static_cast<uint32_t>(row_of(r)), static_cast<uint32_t>(g));
-          };
-          FRIT_UNROLL
-          for (int k = 0; k < V; ++k) here |= keep(first + k * 32) << (8 * k);
-          of_end = keep(has_end ? end / 8 : first + (V - 1) * 32 + 1);  // lane 31's last vector reaches into that
-          next = shuffle(here, (lane() + 1) & 31);
-          if (lane() == 31) next = next >> 8 | of_end << (8 * (V - 1));
-        }
-      }
       FRIT_UNROLL
       for (int k = 0; k < V; ++k) {
         if constexpr (kAgain) {
@@ -310,16 +291,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
             FRIT_UNROLL
             for (int i = 0; i < N; ++i) store(lane_dx, k * kStep + i, static_cast<T>(out[i]));
           }
-          if constexpr (kDropped && kEnds) {
-            const uint32_t keep = ((here >> (8 * k) & 0xffu) | (next >> (8 * k) & 0xffu) << 8) >> head;
-            const Vec<T, N> z = drop(below.dropout, out, keep, sum_dz[k]);
-            if (dz_like()) {
-              put(lane_dz, k * kStep, z);
-            } else if (below.dz) {
-              FRIT_UNROLL
-              for (int i = 0; i < N; ++i) store(lane_dz, k * kStep + i, static_cast<T>(z[i]));
-            }
-          } else if constexpr (kDropped) {
+          if constexpr (kDropped) {
             const Vec<T, N> z = drop_group(below.dropout, out, r, first + k * 32, sum_dz[k]);
             if (below.dz) put(lane_dz, k * kStep, z);
           }
@@ -330,15 +302,9 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
         float v = fmaf(dy_of_end(own[1]) * own[0], scale, fmaf(x_of_end(own[1]), by_x, constant));
         if (dresidual) v += widen(load(dresidual, row_of(r) * s.dresidual_stride + end));
         store(lane_dx, end - begins, convert<T>(v));
-        if constexpr (kDropped) {
-          float z = widen(convert<T>(v));
-          if (below.dropout.active) z = of_end >> (end % 8) & 1 ? z * below.dropout.scale : 0.0f;
-          store(mine_of_ends, 64, load(mine_of_ends, 64) + z);
-          if (below.dz) store(lane_dz, end - begins, convert<T>(z));
-        }
       }
       if constexpr (!kTight) lane_dx = lane_dx + s.dx_step;
-      if constexpr (kDropped && !kEnds) lane_dz = lane_dz + s.dz_step;
+      if constexpr (kDropped) lane_dz = lane_dz + s.dz_step;
     }
     if constexpr (kAgain) start(r + kStages * s.step, stage);
     stage = stage == kStages - 1 ? 0 : stage + 1;
@@ -377,7 +343,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
     const int c = begins + k * kStep + i % N;
     if constexpr (kDropped) {
       if (i >= 2 * N) {
-        if (below.partials) store_span<4>(below.partials + block_index() * s.cols, c, s.cols, total);
+        if (below.partials) store_vec<4>(below.partials, block_index() * s.cols + c, total);
         continue;
       }
     }
@@ -394,11 +360,6 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
       total[0] += other[0], total[1] += other[1];
     }
     store(to, end, total[0]), store(to + s.cols, end, total[1]);
-    if constexpr (kDropped) {
-      float z = 0;
-      for (int of = 0; of < groups; ++of) z += load(ends, (of * 32 + lane()) * 4 + 64);
-      if (below.partials) store(below.partials, block_index() * s.cols + end, z);
-    }
   }
 }
 
