@@ -21,4 +21,13 @@ FRIT_DEVICE int32_t warp_max_int(int32_t x) {
 }
 #endif
 
+// Orders floats as their bits do, and back.
+FRIT_DEVICE int32_t ordered_bits(int32_t bits) {
+  return bits ^ (bits >> 31 & 0x7fffffff);
+}
+// The largest of the warp's numbers, none of which is NaN; all lanes take part and get it.
+FRIT_DEVICE float warp_max_float(float x) {
+  return std::bit_cast<float>(ordered_bits(warp_max_int(ordered_bits(std::bit_cast<int32_t>(x)))));
+}
+
 }  // namespace frit::simt

@@ -126,9 +126,7 @@ FRIT_DEVICE float first_logit(const Row<T>& row) {
   return lane() < row.columns ? widen(load(row.at, lane())) : -INFINITY;
 }
 FRIT_DEVICE Reference reference_of(float first) {
-  const auto rising = [](int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
-  const float finite = first > -INFINITY && first < INFINITY ? first : -INFINITY;
-  const float most = std::bit_cast<float>(rising(warp_max_int(rising(std::bit_cast<int32_t>(finite)))));
+  const float most = warp_max_float(first > -INFINITY && first < INFINITY ? first : -INFINITY);
   return Reference(most > -INFINITY ? most : 0.0f);
 }
 
@@ -237,16 +235,6 @@ FRIT_DEVICE Scan<kVecOf<T>> rescan(const Row<T>& row, float about) {
 FRIT_DEVICE int sum_bits(int columns) {
   const int bits = leading_zeros(static_cast<uint32_t>(columns)) + 28;  // 2^(60 - log2(columns)), or more finely
   return bits < 40 ? bits : 40;
-}
-
-// The sum of the warp's numbers, none of which is negative.
-FRIT_DEVICE int64_t warp_sum_whole(int64_t x) {
-  constexpr int kPart = 27;  // 32 numbers of so many bits have a sum below 2^32
-  const uint64_t bits = static_cast<uint64_t>(x);
-  const auto part = [&](int i) {
-    return uint64_t{warp_sum_uint(static_cast<uint32_t>(bits >> (i * kPart)) & ((1u << kPart) - 1))} << (i * kPart);
-  };
-  return static_cast<int64_t>(part(0) + part(1) + part(2));
 }
 
 // The sum of a row's exponentials, in pieces: value * 2^shift.
@@ -370,10 +358,9 @@ FRIT_DEVICE void select_by_groups(const Row<T>& row, const Scan<kVecOf<T>>& scan
   // R, the count-th largest of the group maxima: every warp finds it among 32, a thread a group among more.
   float top, threshold;
   if (few) {
-    const auto rising = [](int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
-    int32_t mine = rising(std::bit_cast<int32_t>(load(maxima, lane()) + 0.0f));  // no -0
+    int32_t mine = ordered_bits(std::bit_cast<int32_t>(load(maxima, lane()) + 0.0f));  // no -0
     int32_t most = warp_max_int(mine);
-    top = std::bit_cast<float>(rising(most));
+    top = std::bit_cast<float>(ordered_bits(most));
     for (int left = count;;) {
       const bool is_most = mine == most;
       left -= count_bits(ballot(is_most));
@@ -381,7 +368,7 @@ FRIT_DEVICE void select_by_groups(const Row<T>& row, const Scan<kVecOf<T>>& scan
       if (is_most) mine = static_cast<int32_t>(0x80000000u);  // below all numbers
       most = warp_max_int(mine);
     }
-    threshold = std::bit_cast<float>(rising(most));
+    threshold = std::bit_cast<float>(ordered_bits(most));
   } else {
     int rank = 0;
     top = -INFINITY;

@@ -24,7 +24,7 @@ bool bias_dropout_residual_norm_backward_gpu(Context& context, const Tensor& dy,
                    {kHeldBackward, "held", holds},
                    {kSpans2Backward, "spans_2", whole && shape.spans_fit(kSpans2Backward)},
                    {kSpans4Backward, "spans_4", whole && shape.spans_fit(kSpans4Backward)}};
-  const int rule = holds && shape.vectors > 32 ? kHeldBackward : shape.rule_but_held();
+  const int rule = holds ? kHeldBackward : shape.rule_but_held();
   int instance = -1;
   for (const auto& i : instances)
     if (i.fits && (forced.empty() ? i.instance == rule : forced == i.name))

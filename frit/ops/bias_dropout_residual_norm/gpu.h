@@ -8,7 +8,8 @@ namespace frit {
 // Instances (Context::force("bias_dropout_residual_norm_forward", name)): layer_norm_forward's one_sync_*, spans_*,
 // held. What layer_norm_forward would choose for the shape runs, tuned or not, so that a norm that is computed again,
 // alone, has the same bits. False, and nothing done, if that has no such form ("looped", those that are kept to be
-// measured, and spans_* where rows are not whole aligned vectors), or "apart" is forced. Cost: 1 launch; reads x,
+// measured, and spans_* where rows are not whole aligned vectors), or "apart" is forced.
+// Cost: 1 launch; reads x,
 // residual once, and bias as often as gamma and beta; writes s, y once; barriers as there.
 bool bias_dropout_residual_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& bias,
                                             const Tensor& residual, const Dropout& dropout, const Tensor& gamma,

@@ -131,6 +131,31 @@ TEST(Criterion, WhatAGpuCannotThrowForShowsInTheLoss) {
   }
 }
 
+// The largest logit times log2(e) is rounded by whole units there, so that exponentials are far above 1, or below: the
+// loss is right, or a NaN, and never another number.
+TEST(Criterion, HugeTiedLogitsOnAGpu) {
+  for (const char* instance : {"shared", "two_pass"})
+    for (const float size : {4.7e7f, 9.44e7f, 2e8f})
+      for (const int64_t vocabulary : {8000, 32768}) {
+        GpuBench b;
+        b.context.force("criterion_forward", instance);
+        const Tensor logits = b.tensor(std::vector<float>(vocabulary, size), DType::kF32, {1, vocabulary}),
+                     labels = b.tensor(std::vector<int32_t>{7}, DType::kI32, {1}),
+                     scale = b.tensor(std::vector<float>{1.0f}, DType::kF32, {1}),
+                     loss = b.tensor(std::vector<float>(1), DType::kF32, {1}),
+                     nll = b.tensor(std::vector<float>(1), DType::kF32, {1});
+        criterion_forward_backward(b.context, logits, Tensor(), labels, 0.0f, scale, loss, nll);
+        const float l = b.values<float>(loss)[0], g = b.values<float>(logits)[8];
+        const double wanted = std::log(static_cast<double>(vocabulary));
+        // A gradient is a difference of large numbers: as good as exp2_fast of what is rounded.
+        if (size < 1e8f) EXPECT_NEAR(l, wanted, 1e-3) << instance << " " << size << " " << vocabulary;
+        if (std::isfinite(l)) {
+          EXPECT_NEAR(l, wanted, 1e-3) << instance << " " << size << " " << vocabulary;
+          EXPECT_NEAR(g * static_cast<double>(vocabulary), 1, 1e-3) << instance << " " << size << " " << vocabulary;
+        }
+      }
+}
+
 TEST(Criterion, Errors) {
   Bench b;
   std::vector<float> x(2 * 5), loss(2);

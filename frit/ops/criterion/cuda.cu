@@ -97,12 +97,12 @@ FRIT_DEVICE float power_of_two(int e) {
 
 constexpr int kSumBits = 40;    // an exponential is at most 1, about: its unit is 2^-40
 constexpr int kRowBits = 17;    // rows are shorter than 2^17 columns
-constexpr int kTotalBits = 57;  // the sum of a row's logits stays below 2^57 units, as that of the exponentials does
+constexpr int kTotalBits = 57;  // the sum of a row's logits stays below 2^57 units
 constexpr int kLowBits = 27;    // 32 numbers of so many bits have a sum below 2^32
 
 struct RowSums {
   int64_t exponentials = 0, logits = 0;
-  bool bad = false;  // something is NaN
+  bool bad = false;  // something is NaN, or too large to be summed
 };
 
 // log2 of the units of the sum of logits whose sizes are up to `size`.
@@ -118,7 +118,9 @@ FRIT_DEVICE RowSums whole_numbers(const float (&sums)[N], const float (&totals)[
   float all = 0;
   FRIT_UNROLL
   for (int i = 0; i < N; ++i) all += sums[i];
-  s.bad = !(all <= 131072.0f);  // false for NaN, which a NaN among the logits leads to
+  // False for NaN, which a NaN among the logits leads to. `about` is rounded: where logits are of 1e8 an exponential
+  // may be far above 1. 512 threads' sums of so much stay below 2^63 units.
+  s.bad = !(all <= 16383.0f);
   if (s.bad) return s;
   FRIT_UNROLL
   for (int i = 0; i < N; ++i) s.exponentials += static_cast<int64_t>(sums[i] * power_of_two(kSumBits));
@@ -128,18 +130,12 @@ FRIT_DEVICE RowSums whole_numbers(const float (&sums)[N], const float (&totals)[
   for (int i = 0; i < N; ++i) s.logits += static_cast<int64_t>(totals[i] * unit);
   return s;
 }
-// The sum of the warp's numbers, which is in [-2^58, 2^58).
-FRIT_DEVICE int64_t warp_sum_whole(int64_t x) {
+// The sum of the warp's sums of logits, which is in [-2^58, 2^58).
+FRIT_DEVICE int64_t warp_sum_logits(int64_t x) {
   const uint64_t bits = static_cast<uint64_t>(x);
   const uint32_t low = warp_sum_uint(static_cast<uint32_t>(bits) & ((1u << kLowBits) - 1));
   const uint32_t high = warp_sum_uint(static_cast<uint32_t>(bits >> kLowBits));
   return static_cast<int64_t>(static_cast<uint64_t>(static_cast<int32_t>(high)) << kLowBits) + low;
-}
-
-// The largest of the warp's numbers, none of which is NaN.
-FRIT_DEVICE float warp_largest(float x) {
-  const auto rising = [](int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
-  return std::bit_cast<float>(rising(warp_max_int(rising(std::bit_cast<int32_t>(x)))));
 }
 
 // What the row's gradient and losses follow from. Exponentials are 2^(x * kLog2E - about).
@@ -231,7 +227,7 @@ criterion_forward_row_per_warp_kernel(Global<T> logits, int64_t stride, int colu
     const Vec<float, N> v = values<has_bias>(x[j], bias, column_of(j), columns);
     each_inside<N>(column_of(j), columns, [&](int i) { top = fmaxf(top, v[i]), bottom = fminf(bottom, v[i]); });
   }
-  top = warp_largest(top), bottom = -warp_largest(-bottom);
+  top = warp_max_float(top), bottom = -warp_max_float(-bottom);
   float sums[N] = {}, totals[N] = {};
   const float about = top * kLog2E, size = fmaxf(fabsf(top), fabsf(bottom));
   float label_logit = 0;
@@ -246,7 +242,7 @@ criterion_forward_row_per_warp_kernel(Global<T> logits, int64_t stride, int colu
   }
   const RowSums part = whole_numbers(sums, totals, size);
   const Row result{top, about, sum_of(warp_sum_whole(part.exponentials), ballot(part.bad) != 0),
-                   mean_of(warp_sum_whole(part.logits), size, columns)};
+                   mean_of(warp_sum_logits(part.logits), size, columns)};
   // The lane that has the label's column ends the row.
   const bool mine = (label + shift) / N % kWarpSize == lane();
   if (mine) {
@@ -375,11 +371,11 @@ criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int col
             }
           });
       if constexpr (sizeof(T) == 2 && !has_bias) top = fmaxf(top, pairs.top()), bottom = fminf(bottom, pairs.bottom());
-      top = warp_largest(top), bottom = -warp_largest(-bottom);
+      top = warp_max_float(top), bottom = -warp_max_float(-bottom);
       if (lane() == 0) store(extremes_scratch, warp(), top), store(extremes_scratch, 32 + warp(), bottom);
       barrier();
-      top = warp_largest(lane() < warps ? load(extremes_scratch, lane()) : -INFINITY);
-      bottom = -warp_largest(lane() < warps ? -load(extremes_scratch, 32 + lane()) : -INFINITY);
+      top = warp_max_float(lane() < warps ? load(extremes_scratch, lane()) : -INFINITY);
+      bottom = -warp_max_float(lane() < warps ? -load(extremes_scratch, 32 + lane()) : -INFINITY);
       const float about = top * kLog2E, size = fmaxf(fabsf(top), fabsf(bottom));
 
       RowSums sums;
@@ -398,7 +394,7 @@ criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int col
             });
         sums = whole_numbers(slots, totals, size);
       }
-      sums = {warp_sum_whole(sums.exponentials), warp_sum_whole(sums.logits), ballot(sums.bad) != 0};
+      sums = {warp_sum_whole(sums.exponentials), warp_sum_logits(sums.logits), ballot(sums.bad) != 0};
       if (lane() == 0) {
         store(sums_scratch, warp(), sums.exponentials), store(sums_scratch, 32 + warp(), sums.logits);
         store(flags_scratch, warp(), sums.bad ? 1u : 0u);
@@ -412,7 +408,7 @@ criterion_forward_row_in_shared_kernel(Global<T> logits, int64_t stride, int col
       const int owner = owner_of((label + shift) / N);
       const bool mine = owner == me;
       float label_logit = 0;
-      const int64_t all_logits = warp_sum_whole(holds ? load(sums_scratch, 32 + lane()) : 0);
+      const int64_t all_logits = warp_sum_logits(holds ? load(sums_scratch, 32 + lane()) : 0);
       if (mine) {
         label_logit = widen(load(held, label + shift));
         if constexpr (has_bias)

@@ -143,8 +143,8 @@ OpCase make(std::vector<int64_t> lengths, int64_t width, int64_t vocabulary, DTy
     while (vocabulary > 256 * owners) owners *= 2;
     c.backward_gpu.barriers = 4;  // of the first launch
     // A warp looks through whole 32 vectors of 4 ids.
-    const int64_t looking = tokens == 0 ? 0 : (tokens + 127) / 128, of_a_block = 16,
-                  most = (looking + of_a_block - 1) / of_a_block;
+    const int64_t looking = tokens == 0 ? 0 : (tokens + 127) / 128,
+                  most = (looking + 15) / 16;  // by each of a block's 16 warps
     c.backward_gpu.read_bytes = owners * ((looking + most - 1) / std::max<int64_t>(most, 1) * 32 + tokens) * 4 +
                                 tokens * width * size +                //
                                 pieces * 32 * 16 +                     // what each lane must know of a piece's runs

@@ -45,9 +45,10 @@ FRIT_DEVICE Vec<T, 8> drop_group(const DropoutTable& dropout, const Vec<T, 8>& d
 // rows of class b % period, batch by batch, each group of `warps` warps a row. A lane has V whole aligned vectors of
 // its row; the up to 7 columns before the row's first and the up to 7 behind its last one are one more column in lanes
 // 0 to 6 and 8 to 14 of the row's last warp, which keeps their sums in shared memory. A row's vectors are copied to
-// shared memory while the two rows before it are computed, so that registers hold the columns' sums and little else; 3
-// or more vectors a lane are read there a second time. So does a residual, from when its row is begun. gamma lies in
-// shared memory as fp32. At the end the block's groups are added up in their order.
+// shared memory while the rows before it are computed (two; of 4 vectors a lane one), so that registers hold the
+// columns' sums and little else; 3 or more vectors a lane are read there a second time. A residual goes through shared
+// memory too, from when its row is begun. gamma lies there as fp32. At the end the block's groups are added up in their
+// order.
 //
 // x of 16 bits differs from the mean by a multiple of 2^-11 |x| or more: x * rstd - mean * rstd, which takes one
 // instruction, is as good as (x - mean) * rstd.
@@ -213,6 +214,7 @@ layer_norm_backward_held_kernel(Below below, HeldBackwardRows s, Global<const T>
     if constexpr (kEnds) {
       const uint32_t both = of_next | shuffle_xor(of_next, 16) << 16;
       if (has_end) store(mine_of_ends, 3, std::bit_cast<float>(both));
+      if constexpr (!kAgain) warp_barrier();  // dx may be dy, whose single columns another lane has read
     }
     start_single(r + s.step);
     if (dresidual) {

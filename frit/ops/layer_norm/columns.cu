@@ -170,7 +170,7 @@ layer_norm_backward_add_all_partials_kernel(Partials<T, 2> partials, Partials<T,
 int64_t over(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
-// Of a block that adds partial rows: two rows each at a time.
+// Of a block that adds partial rows: a warp has 2 * kAtOnce rows under way.
 int64_t add_warps(int64_t pieces) {
   return std::clamp<int64_t>(over(pieces, 2 * kAtOnce), 1, 32);
 }

@@ -14,7 +14,8 @@ namespace frit {
 // x and y do not lie alike, or gamma or beta does not begin at a multiple of 16 bytes, it is held's kernel. looped
 // takes any width, and reads x twice. Kept to be measured, one vector a thread, and never chosen freely: two_sync
 // (mean, then variance: two dependent reductions) and moments (E[x^2] - E[x]^2: relative error of the variance eps *
-// (mean / std)^2). Cost: 1 launch; reads x once (looped: twice), gamma and beta once for each row (one_sync_1: two
+// (mean / std)^2).
+// Cost: 1 launch; reads x once (looped: twice), gamma and beta once for each row (one_sync_1: two
 // rows; spans: once a block; in_place: up to twice); 1 barrier a block, 0 when a warp owns a row; two_sync 2; spans 1,
 // and 1 for each row unless a warp owns it; held and in_place 1 a row unless a warp owns it.
 void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gamma, const Tensor& beta, float eps,
@@ -22,9 +23,9 @@ void layer_norm_forward_gpu(Context& context, const Tensor& x, const Tensor& gam
 
 // Instances (Context::force("layer_norm_backward", name)): xhat_1, xhat_2, xhat_4, spans_2, spans_4, spans_5 (vectors a
 // thread holds of a row): a fixed number of blocks walks the rows, each keeps its columns' sums for dgamma and dbeta
-// and writes them once, a second launch adds these. held, of 16-bit rows alone: rows go through shared memory, two
-// ahead of the one that is computed, and are shared out as forward's held does; what wider rows than 256 take if it can
-// hold them. looped takes any width. Kept to be measured, and never chosen freely:
+// and writes them once, a second launch adds these. held, of 16-bit rows alone: rows go through shared memory, one or
+// two ahead of the one that is computed, and are shared out as forward's held does; what wider rows than 256 take if it
+// can hold them. looped takes any width. Kept to be measured, and never chosen freely:
 //   dependence, slides       other forms of dx, one vector a thread: layer_norm differentiated operation by operation
 //                            (two dependent reductions), and dx from the sums of g and g * x
 //   column_serial, atomic, tiled_32x32, tiled_32x33, two_stage_apart      dgamma and dbeta in launches of their own,

@@ -25,7 +25,7 @@ struct PlacedRows {
   float eps = 0, by_cols = 0;
 };
 
-// Cost: 10 shuffles a row of one warp; 1 barrier and 8 shuffles more where several share it.
+// Cost: 10 shuffles a row of one warp; 1 barrier and 6 shuffles more where several share it.
 template <typename T, int V>
 FRIT_KERNEL(256, 3)
 layer_norm_forward_in_place_kernel(PlacedRows s, Global<const T> x, Global<const T> gamma, Global<const T> beta,

@@ -136,17 +136,12 @@ FRIT_DEVICE float softmax_larger(uint32_t pair) {
   return fmaxf(widen(T::from_bits(static_cast<uint16_t>(pair))),
                widen(T::from_bits(static_cast<uint16_t>(pair >> 16))));
 }
-// Order floats as their bits do, and back.
-FRIT_DEVICE int32_t softmax_ordered(int32_t bits) {
-  return bits ^ ((bits >> 31) & 0x7fffffff);
-}
 // The largest of the pairs of G neighbouring lanes; a NaN gives way to other elements of its lane. Cost: 9 instructions
 // in a warp; log2(G) shuffles, 2 instructions each, in less.
 template <int G, typename T>
 FRIT_DEVICE float softmax_pair_max(T type, uint32_t pair) {
   if constexpr (G == 32) {
-    return std::bit_cast<float>(
-        softmax_ordered(warp_max_int(softmax_ordered(std::bit_cast<int32_t>(softmax_larger<T>(pair))))));
+    return warp_max_float(softmax_larger<T>(pair));
   } else {
     FRIT_UNROLL
     for (int bits = G / 2; bits > 0; bits /= 2) pair = max2(type, pair, shuffle_xor(pair, bits));
