@@ -7,7 +7,7 @@
 #   --results    where logs and parts go (build/gpu_check); a later run of other stages goes on from there
 #   --out        the JSON (bench/results/gpu-ops.json)
 #   --stages     which to run, with commas between, in this order: cases, bench, torch, errors, numerics, join, memcheck, racecheck
-#   --limit      the most seconds that a stage may take (cases=140 bench=230 torch=270 errors=50 numerics=45 memcheck=45 racecheck=60)
+#   --limit      the most seconds that a stage may take (cases=140 bench=260 torch=270 errors=50 numerics=45 memcheck=45 racecheck=60)
 #   --scale      times all limits
 # A stage that runs out of time keeps what it has, says what it has not done, and counts as failed. Needs: a GPU and its driver;
 # python3 with torch for torch and numerics; compute-sanitizer (comes with CUDA) for the last two. What is missing is said and left
@@ -17,7 +17,7 @@ cd "$(dirname "$0")/.."
 . tools/gpu_common.sh
 programs= results=build/gpu_check out=bench/results/gpu-ops.json scale=1
 stages=cases,bench,torch,errors,numerics,join,memcheck,racecheck
-declare -A limit=([cases]=140 [bench]=230 [torch]=270 [errors]=50 [numerics]=45 [join]=30 [memcheck]=45 [racecheck]=60)
+declare -A limit=([cases]=140 [bench]=260 [torch]=270 [errors]=50 [numerics]=45 [join]=30 [memcheck]=45 [racecheck]=60)
 usage() {
   show_usage
   exit 2
