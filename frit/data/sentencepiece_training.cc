@@ -75,8 +75,8 @@ std::string train_sentencepiece(const std::vector<std::string_view>& lines, cons
   std::string model;
   const auto status = sentencepiece::SentencePieceTrainer::Train(arguments, &iterator, &model);
   if (!status.ok())
-    fail("[tokenizer] cannot train a vocabulary of {} ({} pieces and <pad>) on {} lines: {}", pieces + 1, pieces,
-         lines.size(), status.message());
+    fail("[tokenizer] cannot train a vocabulary of {} (data.vocabulary; {} pieces and <pad>) on {} lines: {}",
+         pieces + 1, pieces, lines.size(), status.message());
   return model;
 }
 

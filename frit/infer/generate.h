@@ -39,7 +39,8 @@ struct GeneratorOptions {
   int64_t few_rows = 64;  // kAuto: up to so many rows are linear_rows'
   // kAuto, 16-bit types: so are products of up to so many multiplications. An H200 takes 2.5 us for 128 rows of 512 x
   // 512 with bias and residual by linear_rows, and 8.4 us for 128 rows of 512 x 2048 with a norm in front; cuBLASLt's
-  // products take 4.5 us each in such a step, and each kernel before or behind them 2.6 us more (docs/benchmarks.md).
+  // products take 4.5 us each in such a step, and a sublayer's end behind them 2.6 us more (docs/benchmarks.md,
+  // bench/results/gpu-ops.json).
   int64_t small_product = int64_t{1} << 27;
   bool graphs = true;       // work that comes often is recorded and replayed
   int64_t steps_ahead = 2;  // steps that are queued before it is known who has finished
