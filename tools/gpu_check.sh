@@ -154,6 +154,8 @@ for tool in memcheck racecheck; do
     LINES_SHOWN=60 step "$tool" sanitize "$tool"
   else
     echo "compute-sanitizer is not on the PATH: $tool left out"
+    continue
   fi
+  if [ -e "$out" ]; then python3 tools/gpu_report.py sanitizers --results "$results" --out "$out" || status=1; fi
 done
 exit $status

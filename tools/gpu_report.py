@@ -4,6 +4,8 @@
 gpu_report.py join --results FOLDER --out bench/results/gpu-ops.json
     FOLDER holds ours.json and errors.json (bench_gpu_ops), torch.json and torch_numerics.json (bench/peers), tests.txt (test_ops)
     and gpu.txt. What is missing is reported as missing.
+gpu_report.py sanitizers --results FOLDER --out FILE.json
+    adds to that file what compute-sanitizer said of each operator (memcheck.txt and racecheck.txt of FOLDER, as far as they exist)
 gpu_report.py table FILE.json       prints the table
 gpu_report.py stale FILE.json       lists operators whose sources differ from those that were checked on a GPU; ends with 0
 """
@@ -126,6 +128,19 @@ def join(folder, out):
     table(result)
 
 
+def sanitizers(folder, out):
+    result = read(out)
+    if result is None:
+        sys.exit(f"gpu_report: {out} is missing: join first")
+    for tool in ("memcheck", "racecheck"):
+        file = folder / f"{tool}.txt"
+        if file.exists():
+            result[tool] = {op: "clean" if code == "0" else f"failed ({code})" for op, code in map(str.split, file.read_text().splitlines())}
+    temporary = out.with_suffix(".tmp")
+    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.rename(out)
+
+
 def summary(rows):
     """What docs/benchmarks.md shows: each row that PyTorch was measured for, beside the best of it."""
     table = []
@@ -165,14 +180,17 @@ def stale(result):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    p = commands.add_parser("join")
-    p.add_argument("--results", type=pathlib.Path, required=True)
-    p.add_argument("--out", type=pathlib.Path, required=True)
+    for name in ("join", "sanitizers"):
+        p = commands.add_parser(name)
+        p.add_argument("--results", type=pathlib.Path, required=True)
+        p.add_argument("--out", type=pathlib.Path, required=True)
     for name in ("table", "stale"):
         commands.add_parser(name).add_argument("file", type=pathlib.Path)
     a = parser.parse_args()
     if a.command == "join":
         join(a.results, a.out)
+    elif a.command == "sanitizers":
+        sanitizers(a.results, a.out)
         return
     if not a.file.exists():
         print(f"{a.file} is not there: no operator was checked on a GPU yet")
