@@ -156,6 +156,7 @@ for tool in memcheck racecheck; do
     echo "compute-sanitizer is not on the PATH: $tool left out"
     continue
   fi
-  if [ -e "$out" ]; then python3 tools/gpu_report.py sanitizers --results "$results" --out "$out" || status=1; fi
+  # Into what was joined of this folder's run, not of another one.
+  if [ -e "$results/ours.json" ] && [ "$out" -nt "$results/ours.json" ]; then python3 tools/gpu_report.py sanitizers --results "$results" --out "$out" || status=1; fi
 done
 exit $status

@@ -6,6 +6,15 @@ namespace {
 
 using namespace simt;
 
+// The tensor's last vector, if it is no whole one.
+FRIT_DEVICE void drop_cut(const ColumnWalk& walk, const ColumnPlace& at, const Global<const bfloat16>& x,
+                          const DropoutTable& dropout, const Global<bfloat16>& y) {
+  const int64_t row = (walk.rows - 1) * walk.row_stride;
+  Vec<bfloat16, 8> out = load_span<8>(x + row, at.column, at.limit, bfloat16());
+  kept_cut(walk, at, dropout).drop(out);
+  store_span<8>(y + row, at.column, at.limit, out);
+}
+
 // y = x without what is dropped, U rows on their way.
 template <int U>
 FRIT_KERNEL(256, 1)
@@ -30,12 +39,7 @@ drop_folded_kernel(ColumnWalk walk, Global<const bfloat16> x, DropoutTable dropo
     if (here) store_vec<8>(to, 0, out);
     to = to + step;
   });
-  if (rows.cut) {
-    const int64_t row = (walk.rows - 1) * walk.row_stride;
-    Vec<bfloat16, 8> out = load_span<8>(x + row, at.column, at.limit, bfloat16());
-    kept_cut(walk, at, dropout).drop(out);
-    store_span<8>(y + row, at.column, at.limit, out);
-  }
+  if (rows.cut) drop_cut(walk, at, x, dropout, y);
 }
 
 // The same, S rows on their way to shared memory.
@@ -63,12 +67,7 @@ drop_held_folded_kernel(ColumnWalk walk, Global<const bfloat16> x, DropoutTable 
     store_vec<8>(to, 0, out);
     to = to + step;
   });
-  if (rows.cut) {
-    const int64_t row = (walk.rows - 1) * walk.row_stride;
-    Vec<bfloat16, 8> out = load_span<8>(x + row, at.column, at.limit, bfloat16());
-    kept_cut(walk, at, dropout).drop(out);
-    store_span<8>(y + row, at.column, at.limit, out);
-  }
+  if (rows.cut) drop_cut(walk, at, x, dropout, y);
 }
 
 struct FoldedCase {
@@ -91,6 +90,7 @@ TEST_P(FoldedWalk, KeepsWhatDropoutKeeps) {
   ASSERT_TRUE(walks_folded(walk, tensor));
   ASSERT_GE(walk.rows, rows_a_thread);
   const auto run = [&](auto kernel, int64_t shared_bytes = 0) {
+    t.fill_with(y, [](int64_t) { return 7.0f; });  // what the kernel before this one wrote is not taken for its own
     t.launch("drop_folded", kernel, {walk.blocks(), walk.threads(), shared_bytes}, walk, x.constant(),
              DropoutTable(dropout), y.global());
     int64_t wrong = 0;
